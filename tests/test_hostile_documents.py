@@ -14,8 +14,8 @@ from world import World
 
 from trtopt import workflow as stages
 from trtopt.builder.request import BuildRequest
-from trtopt.calibration.calibrator import calibrate, data_notes
-from trtopt.calibration.quality import refuse
+from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.quality import data_notes
 from trtopt.calibration.table import Table
 from trtopt.core.errors import UsageError
 from trtopt.core.options import options
@@ -72,7 +72,6 @@ def table(path: Path) -> None:
     found = Table.load(path)
     json.dumps(found.to_json(), allow_nan=False)
     data_notes(found.with_method("entropy"))
-    refuse(found.quality or {}, False)
     if found.preprocess is not None:
         Preprocess.load(found.preprocess)
 

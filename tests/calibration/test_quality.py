@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from world import World, has, net, samples
 
 from trtopt.calibration.calibrator import CalibrateResult, calibrate
-from trtopt.calibration.quality import Survey, check_preprocessing, facts
+from trtopt.calibration.quality import Probes, check_preprocessing
 from trtopt.calibration.table import Table
 from trtopt.core.errors import DataError
 from trtopt.graph.passes.fold import fold
@@ -22,38 +22,38 @@ def measured(data: NDArray[Any], **options: Any) -> CalibrateResult:
     return calibrate(net(), data=data.astype(np.float32), threads=1, cache=False, **options)
 
 
-def test_order_batches_and_shards_change_nothing() -> None:
-    images = samples(40)
-    whole, first, second = Survey(), Survey(), Survey()
-    assert sum(len(batch["x"]) for batch in whole.watch([{"x": images[:7]}, {"x": images[7:]}])) == 40
-    for number in reversed(range(40)):
-        (first if number % 3 else second).add({"x": images[number]})
-    second.samples += first.samples
-    assert facts(second) == facts(whole)
-
-
 def test_ranges_are_measured_on_the_sample_that_goes_furthest() -> None:
     images = samples(40)
     images[33] = images[33] * np.float32(3)
-    forth, back = Survey(), Survey()
+    forth, back, joined = Probes(), Probes(), Probes()
     for number in range(40):
         forth.add({"x": images[number]})
         back.add({"x": images[39 - number]})
-    for survey in (forth, back):
-        assert len(survey.ranged) == 5
-        assert any(np.array_equal(feed["x"][0], images[33]) for feed in survey.ranged)
-    assert all(np.array_equal(one["x"], other["x"]) for one, other in zip(forth.ranged, back.ranged))
+    for start in (20, 0):  # of shards
+        shard = Probes()
+        assert (
+            sum(
+                len(batch["x"])
+                for batch in shard.watch([{"x": images[start : start + 7]}, {"x": images[start + 7 : start + 20]}])
+            )
+            == 20
+        )
+        assert len([*joined.watch(shard.feeds)]) == 5
+    for probes in (forth, back, joined):
+        assert len(probes.feeds) == 5
+        assert any(np.array_equal(feed["x"][0], images[33]) for feed in probes.feeds)
+        assert all(np.array_equal(one["x"], other["x"]) for one, other in zip(forth.feeds, probes.feeds))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, np.finfo(np.float32).max])
 def test_values_beyond_all_sense_are_left_to_those_who_count(value: float) -> None:
     image = samples(1)[0]
     image[1, 5, 5] = value
-    survey = Survey()
+    probes = Probes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        survey.add({"more": np.ones(3, np.float32), "x": image})
-    assert bool(survey.ranged) == bool(np.isfinite(value))
+        probes.add({"more": np.ones(3, np.float32), "x": image})
+    assert bool(probes.feeds) == bool(np.isfinite(value))
 
 
 def test_copies_are_refused_or_told() -> None:

@@ -24,7 +24,7 @@ from trtopt.calibration.thresholds import (
 from trtopt.core.errors import CalibrationError, UsageError
 from trtopt.core.values import METHODS
 
-FIXED = ("entropy", "mse", "minmax", "percentile")
+FIXED = METHODS[1:]
 
 
 def counted(values: NDArray[np.floating]) -> Histogram:

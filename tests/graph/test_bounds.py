@@ -8,8 +8,8 @@ from graphs import model, node, values
 from half_models import half, overflowing
 from onnx import ModelProto
 
-from trtopt.calibration.calibrator import half_ranges
 from trtopt.calibration.histogram import Histogram
+from trtopt.calibration.quality import half_ranges
 from trtopt.graph.bounds import bounds
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
 from trtopt.ort.sessions import open_session

@@ -54,10 +54,6 @@ def export(
     Args:
         table: for `folded`; its scales are written as they are.
         batches: the samples that it was measured on, for the tensors that it lacks; None: these have no scale.
-
-    Raises:
-        CalibrationError: a tensor isn't finite on these samples.
-        OutputError: the file can't be written.
     """
     assert request.export_cache is not None
     names, reporter = floating(folded), request.reporter

@@ -114,9 +114,6 @@ def import_table(
 ) -> tuple[Table, Coverage]:
     """The table that `cache` gives for a model, which was `original` before it was `prepared`; `missing` and `preprocess` as in
     `CalibrateRequest`.
-
-    Raises:
-        CalibrationError: needed tensors have no scale (named, with what to do), or nothing is left to quantize.
     """
     folded, graph = prepared.proto, to_ir(prepared.proto)
     theirs, ours = _names(original), _names(folded)

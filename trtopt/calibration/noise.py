@@ -99,20 +99,14 @@ class Parts:
             segment = joined(rest, self.outputs, self.aliases)
             self.rest = start, segment, opened(segment.proto)
 
-    def read(self, batches: Iterable[Arrays], given: ModelProto | None = None) -> None:
-        """Run all samples in floating point, and through `given`, the model before it was folded, by which wholes are judged.
-
-        Raises:
-            ModelError: no output is floating; or ONNX Runtime can't run the model, or gives others for it at every output.
-        """
+    def read(self, batches: Iterable[Arrays], given: ModelProto) -> None:
+        """Run all samples in floating point, and through the model before it was folded, by which wholes are judged."""
         self.samples = [Sample(run, dict(run.feed)) for run in single_runs(network_inputs(self.proto), batches)]
-
-        session = None if given is None else opened(widen(given), optimize=False)
+        session = opened(widen(given), optimize=False)
 
         def run(sample: Sample) -> None:
-            sample.expected = sample.given = self.run(sample.values, 0)
-            if session is not None:
-                sample.given = run_session(session, self.outputs, sample.of.feed)
+            sample.expected = self.run(sample.values, 0)
+            sample.given = run_session(session, self.outputs, sample.of.feed)
 
         self.each(run)
         for name in self.outputs:
@@ -122,7 +116,7 @@ class Parts:
         if self.left_out.keys() >= set(self.outputs):
             raise ModelError(f"no output is floating, so noise has no measure there: {', '.join(self.left_out)}")
         snr = snr_db(min(self.of_floating().values()))
-        if given is not None and snr < (HALF_APART if has_half(given) else APART):
+        if snr < (HALF_APART if has_half(given) else APART):
             raise ModelError(f"the folded graph gives other values than the model ({snr:.1f} dB): report the model")
 
     def step(self, number: int) -> None:

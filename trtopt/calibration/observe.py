@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.parser import parse_model
@@ -27,7 +26,6 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.core.version import to_install
 from trtopt.cuda.device import probe
-from trtopt.data.convert import converted
 from trtopt.data.rebatch import Arrays, alone, filled, laid_out, rebatched, samples_in
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.proto import node_label
@@ -58,7 +56,7 @@ def observe(
     device: str = "cpu",
     reporter: Reporter = SILENT,
 ) -> Observation:
-    """Count `tensors` over all samples of `batches`, in one pass.
+    """Count `tensors` over all samples of `batches`, in one pass; CalibrationError where one isn't finite, or is constant.
 
     Args:
         proto: FP32 graph. A fixed batch size is filled across the batches given.
@@ -68,21 +66,12 @@ def observe(
         device: "cpu", or "cuda": ONNX Runtime runs the graph on the first GPU, in FP32. Values are counted on the CPU.
         total: samples that `batches` will have, as far as that is known: for the progress.
         shard: these are only some of the samples, so a tensor may be constant in them: ask `combined` about all.
-
-    Raises:
-        CalibrationError: a tensor isn't in the graph, isn't finite, or is constant; or ONNX Runtime can't run the model.
-        DataError, UsageError: no samples, or they don't fit the inputs.
-        DeviceError: ONNX Runtime can't use the GPU.
-        MissingDependency: ONNX Runtime isn't installed.
     """
     inputs, sources = network_inputs(proto), _sources(proto)
     if halves := [name for name, info in inputs.items() if info.dtype == "bfloat16"]:
         raise CalibrationError(
             f"the input {halves[0]} is bfloat16, which ONNX Runtime takes from no array: export the model with float32 inputs"
         )
-    unknown = [name for name in tensors if name not in sources]
-    if unknown:
-        raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
     samples, workers = 0, threads or (cores() if device == "cpu" else min(cores(), GPU_RUNS))
     pending: deque[tuple[Future[None], int]] = deque()
     runner = _GraphRunner(proto, tensors, sources, device, workers)
@@ -110,11 +99,7 @@ def observe(
 
 
 def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
-    """Join shards to what one pass over all their samples would have seen, to the bit.
-
-    Raises:
-        CalibrationError: a tensor is constant in all of them.
-    """
+    """Join shards to what one pass over all their samples would have seen, to the bit."""
     parts = [item.histograms for item in shards]
     whole = {name: merged(part[name] for part in parts) for name in parts[0]}
     observation = Observation(whole, sum(item.samples for item in shards))
@@ -186,12 +171,7 @@ def _sources(proto: ModelProto) -> dict[str, str]:
 
 
 def require_gpu_provider() -> dict[str, str]:
-    """Return all that values from ONNX Runtime on the first GPU depend on besides model and data, for cache keys.
-
-    Raises:
-        DeviceError: the installed ONNX Runtime has no CUDA provider, or that finds no GPU.
-        MissingDependency: ONNX Runtime isn't installed.
-    """
+    """Return all that values from ONNX Runtime on the first GPU depend on besides model and data, for cache keys."""
     if GPU not in (found := providers("calibration")):
         raise DeviceError(
             f"`device='cuda'` needs an ONNX Runtime with {GPU}; the one installed has {', '.join(found)}: "
@@ -219,22 +199,13 @@ def _feeds(batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo]) -> Itera
     if len(sizes) > 1:
         raise CalibrationError(f"the inputs have different fixed batch sizes {sizes}; one is needed")
     size = sizes[0] if sizes else 1
-    for batch in rebatched((_fitting(batch, inputs) for batch in batches), size):
+    for batch in rebatched(({name: batch[name] for name in inputs} for batch in batches), size):
         count, start = samples_in(batch), 0
         while start < count:
             fresh = max(divisor for divisor in range(1, count - start + 1) if size % divisor == 0)
             some = {name: array[start : start + fresh] for name, array in batch.items()}
             yield laid_out(filled(some, size), infos), fresh, size // fresh
             start += fresh
-
-
-def _fitting(batch: Arrays, inputs: Mapping[str, TensorInfo]) -> Feed:
-    absent = [name for name in inputs if name not in batch]
-    if absent:
-        raise DataError(f"the data lacks the input {absent[0]!r}; it has {', '.join(batch) or 'nothing'}")
-    arrays = {name: np.asarray(batch[name]) for name in inputs}
-    samples_in(arrays)
-    return {name: converted(arrays[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
 
 
 def _refuse_constant(observation: Observation, proto: ModelProto) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from onnx import ModelProto
 
 from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import Observation
+from trtopt.calibration.quality import check_preprocessing, half_ranges
 from trtopt.calibration.table import Table, choose_all
 from trtopt.core.errors import CalibrationError
 from trtopt.core.files import sha256_json
@@ -17,6 +18,7 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override, check_overrides
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
+from trtopt.data import Batches
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.half import fp32_typed
@@ -56,42 +58,56 @@ class Prepared:
 
     def of(self, proto: ModelProto, points: Points) -> Prepared:
         """Return this with another graph, and what is observed in that."""
-        return _prepared(proto, points, self.name, fingerprint(proto))
+        observed = tuple(points.activations), tuple(map(tuple, points.groups))
+        return Prepared(proto, *observed, self.name, fingerprint(proto))
 
-    def pass_key(
-        self, data: Mapping[str, Any], preprocess: Mapping[str, Any] | None, engine: Mapping[str, str] | None = None
-    ) -> str:
+    def pass_key(self, batches: Batches, engine: Mapping[str, str] | None = None) -> str:
         """SHA-256 of all that a pass's histograms depend on, so not of the method; `engine`: what else than ONNX Runtime on the
         CPU runs the model."""
         runs = {"onnxruntime": ort_version("calibration")} if engine is None else {"engine": dict(engine)}
         graph = {"model": self.fingerprint, "tensors": list(self.tensors), "groups": list(map(list, self.groups))}
-        return sha256_json(
-            {"trtopt": __version__, **runs, "bins": BINS, **graph, "data": data, "preprocess": preprocess}
-        )
+        data = {"data": batches.describe(), "preprocess": batches.preparation}
+        return sha256_json({"trtopt": __version__, **runs, "bins": BINS, **graph, **data})
 
-    def table(self, seen: Observation, method: str, quality: Mapping[str, Any], **about: Any) -> Table:
-        """Return the table of what was seen, thresholds chosen by `method`; `about` are further fields of it.
+    def table(
+        self,
+        seen: Observation,
+        batches: Batches,
+        method: str,
+        *,
+        probes: Sequence[Arrays] | None,
+        threads: int | None = None,
+        reporter: Reporter = SILENT,
+    ) -> Table:
+        """Return the table of what a pass over `batches` saw, thresholds chosen by `method`.
 
-        Raises:
-            CalibrationError: only zeros were seen of a tensor.
+        Args:
+            probes: some samples, to look for unusual pixels and for what comes near FP16's largest number; None: nobody looks.
         """
-        known: dict[str, Any] = {
-            "groups": self.groups,
-            "model": self.identity,
-            "method": method,
-            "samples": seen.samples,
-        }
-        return Table(choose_all(seen.histograms, self.groups, method), quality=quality, **known, **about)
+        quality: dict[str, Any] = {"samples": batches.samples, "different": len({*batches.digests})}
+        ranges = dict[str, float]()
+        if probes is not None:
+            quality["preprocessing"] = check_preprocessing(self.proto, probes)
+            ranges = half_ranges(self.proto, probes, seen.histograms, threads, reporter)
+        with reporter.phase("choosing thresholds"):
+            return Table(
+                choose_all(seen.histograms, self.groups, method),
+                self.groups,
+                self.identity,
+                batches.describe(),
+                method,
+                seen.samples,
+                preprocess=batches.preparation,
+                skipped=tuple(map(asdict, batches.skipped)),
+                quality=quality,
+                ranges=ranges,
+            )
 
     def chosen_again(self, table: Table, method: str | None) -> Table:
         """Return the part of an earlier table of this model that is needed now, thresholds by another method.
 
         Args:
             method: None keeps the thresholds, and so does "auto" of a table that holds no histograms.
-
-        Raises:
-            CalibrationError: it is of another model, lacks a tensor that is needed now, or holds no histograms.
-            UsageError: no such method.
         """
         lacking = [name for name in self.tensors if name not in table.tensors]
         why = ""
@@ -134,10 +150,6 @@ def prepare(
 
     Args:
         samples: real ones, which the folded graph is held against the model on.
-
-    Raises:
-        CalibrationError: it already holds Q/DQ, or nothing in it can be quantized.
-        InvalidModel: its weights hold NaN or infinity.
     """
     refuse_quantized(model)
     folded = proven(model, samples=samples, reporter=reporter)
@@ -163,8 +175,4 @@ def prepare(
     if foreign:
         reporter.warn(f"what comes after {first_of(foreign, 3)} may be missing in the table: {plugin}")
     name = model.path.name if model.path else model.proto.graph.name
-    return _prepared(proto, points, name, folded.fingerprint)
-
-
-def _prepared(proto: ModelProto, points: Points, name: str, digest: str) -> Prepared:
-    return Prepared(proto, tuple(points.activations), tuple(map(tuple, points.groups)), name, digest)
+    return Prepared(proto, tuple(points.activations), tuple(map(tuple, points.groups)), name, folded.fingerprint)

@@ -1,30 +1,34 @@
-"""Questions to the samples: are they copies, or pixels that nobody normalised? Too few, constant and infinite ones are refused
-where they show (`calibrator.check_enough`, `observe`).
-
-Each sample leaves a small record, so memory doesn't grow with what a sample holds, and records of shards join to what one pass
-would have given, in any order.
-"""
+"""Questions to the samples: too few, copies, pixels that nobody normalised? `observe` refuses constant and infinite ones."""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.noise import run_session
 from trtopt.calibration.table import Table
-from trtopt.core.errors import DataError, TrtoptError
+from trtopt.core.errors import DataError, ModelError, TrtoptError
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import TensorInfo
+from trtopt.data import Batches, ImageBatches
+from trtopt.data.arrays import where_counted
 from trtopt.data.convert import single_runs
-from trtopt.data.rebatch import Arrays
+from trtopt.data.rebatch import Arrays, alone
+from trtopt.graph.bounds import bounds
 from trtopt.graph.inputs import network_inputs
-from trtopt.ort.ranges import FP16_NORMAL
+from trtopt.graph.passes.typed import near_fp16_end
+from trtopt.ort.ranges import beyond_fp16, measure_ranges
 from trtopt.ort.sessions import open_session
 
+LEAST = 2  # samples: a scale from one is that sample's own
+FEW = 32  # samples: below, thresholds still move visibly with each one
 SMALLEST = 24  # pixels: smaller arrays of three channels may be no image
 PROBES = 4  # samples kept for the look into the model, beside the one that goes furthest
 RAW = 16.0  # larger magnitudes, none negative: pixels as they are in a file
@@ -32,23 +36,34 @@ RAW_SPREAD = 10.0  # after the first convolution of a folded model, where traine
 INSIST = "insist with `allow_unusual_data=True`"
 
 
-class Sample(NamedTuple):
-    """A record of one sample: a digest of its content, and the largest magnitude of its floating inputs."""
+def check_samples(batches: Batches, inputs: Sequence[TensorInfo] = (), insist: str | None = INSIST) -> None:
+    """Raise DataError where there are too few samples to calibrate on at all, or all are copies of one.
 
-    digest: str
-    absmax: float
-
-
-class Survey:
-    """Records of the samples that passed, and some samples for a look into the model.
-
-    Attributes:
-        ranged: those: of the lowest digests, and the one that goes furthest; with a first axis of 1, the same in any order.
+    Args:
+        insist: how a user would insist on copies; None: this one does.
     """
+    if batches.samples < LEAST:
+        shapes = "".join(f"; {info.name} is {'x'.join(map(str, info.shape))}" for info in inputs[:4])
+        more = f" ({where_counted(inputs)}{'' if alone(inputs) else shapes})"
+        if isinstance(batches, ImageBatches):
+            more = "".join(f"; left out: {item.name} {item.reason}" for item in batches.skipped[:3])
+        raise DataError(
+            f"there is only {batches.samples} sample to calibrate on; at least {LEAST} are needed, and {FEW} to some hundred "
+            f"that look like what the network will see give good scales{more}"
+        )
+    if insist is not None and len({*batches.digests}) == 1:
+        raise DataError(
+            f"all {batches.samples} samples are the same one: scales would fit that sample alone; give different real "
+            f"inputs; if this is what the network will see, {insist}"
+        )
+
+
+class Probes:
+    """Samples for a look into the model: those of the lowest digests and the one that goes furthest, in any order."""
 
     def __init__(self) -> None:
-        self.samples: list[Sample] = []
-        self._probes: dict[Sample, dict[str, NDArray[Any]]] = {}
+        # by a digest of the content, and the largest magnitude of floating inputs
+        self._kept: dict[tuple[str, float], dict[str, NDArray[Any]]] = {}
 
     def watch(self, batches: Iterable[Arrays]) -> Iterator[Arrays]:
         """Yield the same batches, looked at as they are read."""
@@ -62,25 +77,19 @@ class Survey:
         flats = [np.asarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"]
         ends = [float(end) for flat in flats if flat.size for end in (flat.min(), flat.max())]
         absmax = max(map(abs, ends), default=0.0)
-        # Cheap: two of one digest are the same for all that depends on it here.
-        sample = Sample(f"{checksum(feed):08x} {absmax!r}", absmax)
-        self.samples.append(sample)
-        if not all(map(math.isfinite, ends)) or sample in self._probes:  # NaN shows in both
+        sample = f"{checksum(feed):08x} {absmax!r}", absmax
+        if not all(map(math.isfinite, ends)) or sample in self._kept:  # NaN shows in both
             return
-        kept = sorted((*self._probes, sample))[:PROBES]
-        kept.append(max((*self._probes, sample), key=lambda item: (item.absmax, item.digest)))
+        kept = sorted((*self._kept, sample))[:PROBES]
+        kept.append(max((*self._kept, sample), key=lambda item: item[::-1]))
         if sample in kept:
-            self._probes[sample] = {name: np.array(array[None]) for name, array in feed.items()}
-        self._probes = {item: self._probes[item] for item in dict.fromkeys(kept)}
+            self._kept[sample] = {name: np.array(array[None]) for name, array in feed.items()}
+        self._kept = {item: self._kept[item] for item in dict.fromkeys(kept)}
 
     @property
-    def ranged(self) -> list[dict[str, NDArray[Any]]]:
-        return list(self._probes.values())
-
-
-def facts(survey: Survey) -> dict[str, Any]:
-    """Summarize a survey in plain JSON; the same for any order of the samples."""
-    return {"samples": len(survey.samples), "different": len({item.digest for item in survey.samples})}
+    def feeds(self) -> list[dict[str, NDArray[Any]]]:
+        """Those samples, with a first axis of 1."""
+        return list(self._kept.values())
 
 
 def check_preprocessing(proto: ModelProto, samples: Sequence[Arrays]) -> dict[str, Any]:
@@ -116,36 +125,46 @@ def check_preprocessing(proto: ModelProto, samples: Sequence[Arrays]) -> dict[st
     }
 
 
-def refuse(quality: Mapping[str, Any], allowed: bool, insist: str = INSIST) -> None:
-    """Raise DataError for copies of one sample, unless the user insists.
+def half_ranges(
+    proto: ModelProto,
+    probes: Sequence[Arrays],
+    counted: Mapping[str, Histogram],
+    threads: int | None = None,
+    reporter: Reporter = SILENT,
+) -> dict[str, float]:
+    """Find what comes near FP16's largest number in these samples; nothing where the model can't be run.
 
     Args:
-        insist: how the user would.
+        counted: histograms of all samples: what can't come near by these needn't be run.
     """
-    if quality and not allowed and quality["samples"] > 1 and quality["different"] == 1:
-        raise DataError(
-            f"all {quality['samples']} samples are the same one: scales would fit that sample alone; give different real "
-            f"inputs; if this is what the network will see, {insist}"
+    feeds = (run.feed for run in single_runs(network_inputs(proto), probes))
+    within = bounds(proto, {name: (item.low, item.high) for name, item in counted.items()})
+    small = {name for name, (low, high) in within.items() if not near_fp16_end(max(high, -low))}
+    try:
+        return beyond_fp16(measure_ranges(proto, feeds, threads=threads, but=small))
+    except ModelError as error:
+        reporter.note(f"what comes near FP16's largest number is only known of the tensors that were counted: {error}")
+        return {}
+
+
+def data_notes(table: Table) -> tuple[str, ...]:
+    """Say what the user should know about the samples that a table was made from."""
+    notes = []
+    if table.samples < FEW:
+        notes.append(
+            f"calibrated on only {table.samples} samples: thresholds still move with so few; give at least {FEW}, "
+            "better some hundred, that look like what the network will see"
         )
-
-
-def fp16_underflow_warning(table: Table) -> str:
-    """Warn where tensors hold nothing that FP16 can hold with all its digits, zeros aside; empty where none does.
-
-    INT8 by itself stands that, since scales are FP32: what a build leaves in FP16 between its quantized layers doesn't.
-    """
-    largest = {
-        name: entry.amax if entry.histogram is None else entry.histogram.absmax for name, entry in table.tensors.items()
-    }
-    small = {name: value for name, value in largest.items() if 0 < value < FP16_NORMAL}
-    if not small:
-        return ""
-    least = min(small, key=lambda name: small[name])
-    return (
-        f"{len(small)} of {len(table.tensors)} tensors hold only values below {FP16_NORMAL:.2g}, FP16's smallest normal number "
-        f"(the largest of {least!r} is {small[least]:.2g}), and FP16 loses them: with weights that aren't trained that is "
-        "usual, so export the trained ones; else build with `bf16=True` beside `int8=True` (not on TensorRT 8.6)"
-    )
+    if table.skipped:
+        some = "; ".join(f"{item['name']}: {item['reason']}" for item in table.skipped[:3])
+        more = "; …" if len(table.skipped) > 3 else ""
+        notes.append(f"{len(table.skipped)} files can't be used and were left out ({some}{more})")
+    quality = table.quality or {}
+    if copies := quality.get("samples", 0) - quality.get("different", 0):
+        notes.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
+    if warning := (quality.get("preprocessing") or {}).get("warning"):
+        notes.append(warning)
+    return tuple(notes)
 
 
 def _is_image(array: NDArray[Any]) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -18,17 +18,24 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from trtopt.calibration.noise import PURPOSE, NoiseLedger, Sample, run_session, snr_db
+from trtopt.calibration.prepared import Prepared
 from trtopt.calibration.quality import checksum
 from trtopt.calibration.rounding import Moments, moments, rounded, unsupported
+from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
-from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.progress import SILENT, Phase, Reporter
+from trtopt.core.values import Override, Precision
 from trtopt.core.words import first_of
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.graph.inputs import network_inputs
-from trtopt.graph.passes.placement import Points, Weight
+from trtopt.graph.passes.opset import to_ir_at
+from trtopt.graph.passes.placement import Points, Weight, find_points
+from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.repair import BIAS, Repair
-from trtopt.graph.proto import to_array
+from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
+from trtopt.graph.proto import in_memory, to_array
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import open_session
 
 SAMPLES = 24  # in all
@@ -98,76 +105,127 @@ class Repairs:
         return f"{count}: {self.output} {old:.1f} → {new:.1f} dB on {self.samples} samples held apart{note}"
 
 
-def find_repairs(
-    proto: ModelProto,
-    points: Points,
-    amax: Mapping[str, float],
-    batches: Batches,
-    *,
-    given: ModelProto,
-    threads: int,
-    what: str = "rounding weights",
-    most: float = math.inf,
-    reporter: Reporter = SILENT,
-) -> Repairs | None:
-    """Round weights on real samples; None where the graph as it is makes more noise than `most`.
+@dataclass(frozen=True)
+class Repairer:
+    """The samples that repairs go by, and the model whose outputs judge them.
 
-    Args:
-        proto: folded, weights in memory, at an opset that Q/DQ has.
-        batches: at least two samples.
-        given: the model before it was folded, whose outputs judge.
-        what: the phase is called.
-
-    Raises: as `NoiseLedger`.
+    Attributes:
+        given: the model before it was folded.
+        samples: at least two.
     """
-    ledger = NoiseLedger(proto, points, amax, threads)
-    ledger.read(batches, given)
-    samples = sorted(ledger.samples, key=lambda sample: checksum(sample.of.feed))  # the same halves in any order
-    fit, judge = samples[::2], samples[1::2] or samples
-    before = ledger.of_whole(ledger.quantized({}), judge)
-    if max(before.values()) > most:
-        return None
-    nodes = {node.name: node for node in proto.graph.node}
-    repairs: dict[str, Repair] = {}
-    reasons: dict[str, str] = {}
+
+    given: ModelProto
+    samples: Batches
+    overrides: Sequence[Override]
+    threads: int
+    reporter: Reporter = SILENT
+
+    def repaired(
+        self, table: Table, prepared: Prepared, measure: Callable[[Prepared], Table] | None
+    ) -> tuple[Table, Repairs]:
+        """Return the table with what lowers the noise most, of rounding alone and of channels that are smoothed before it.
+
+        Args:
+            measure: gives the scales of a smoothed graph; None: nothing is smoothed.
+        """
+        proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
+        table, model = replace(table, repairs={}, smoothed={}, left_out={}), to_ir(proto)
+        points = find_points(model, overrides=self.overrides)
+        repairs = self._find(proto, points, table.amax)
+        assert repairs is not None
+        best, before = (table, repairs), repairs.before
+        candidates = smoothable(model, points)
+        adds = 3 * sum(len(item.matrices) for item in candidates.values() if item.adds) >= len(points.weights)
+        if not adds:  # a node more each, for networks only that matrix products do the most of, as transformers
+            candidates = {name: item for name, item in candidates.items() if not item.adds}
+        share = sum(repairs.noise.activations.get(name, 0.0) for name in candidates) / (repairs.noise.total or 1.0)
+        if measure is not None and share >= WORTH_SMOOTHING:
+            largest = _channels(proto, {name: item.axis for name, item in candidates.items()}, self.samples)
+            for strength in STRENGTHS:
+                factors = {name: factors_for(largest[name], readers, strength) for name, readers in candidates.items()}
+                other = smoothed(proto, factors)
+                points = find_points(to_ir(other), overrides=self.overrides)
+                tensors = {**table.tensors, **measure(prepared.of(other, points)).tensors}
+                tried = replace(table, tensors=tensors, smoothed=factors)
+                what = f"rounding weights, channels smoothed (strength {strength:g})"
+                # What is worse isn't worth the time of repairing it; of transformers that can't be said before.
+                found = self._find(other, points, tried.amax, what=what, most=math.inf if adds else before / WORSE)
+                if found is not None and found.after < best[1].after:
+                    best = tried, replace(found, before=before)
+        table, repairs = best
+        return replace(table, repairs=repairs.nodes), repairs
+
+    def _find(
+        self,
+        proto: ModelProto,
+        points: Points,
+        amax: Mapping[str, float],
+        *,
+        what: str = "rounding weights",
+        most: float = math.inf,
+    ) -> Repairs | None:
+        """Round weights on the samples; None where the graph as it is makes more noise than `most`.
+
+        Args:
+            proto: folded, weights in memory, at an opset that Q/DQ has.
+            what: the phase is called.
+        """
+        ledger = NoiseLedger(proto, points, amax, self.threads)
+        ledger.read(self.samples, self.given)
+        samples = sorted(ledger.samples, key=lambda sample: checksum(sample.of.feed))  # the same halves in any order
+        fit, judge = samples[::2], samples[1::2] or samples
+        before = ledger.of_whole(ledger.quantized({}), judge)
+        if max(before.values()) > most:
+            return None
+        with self.reporter.phase(what, len(points.weights)) as phase:
+            repairs, left, noise = _round_each(ledger, fit, judge, phase)
+        alone, repaired_alone = (
+            ledger.of_whole(ledger.quantized(item, weights_alone=True), judge) for item in ({}, repairs)
+        )
+        if max(repaired_alone.values()) >= max(alone.values()):
+            repairs = {}
+        after = ledger.of_whole(ledger.quantized(repairs), judge)
+        output = max(before, key=lambda name: before[name])
+        if max(after.values()) > WORSE * max(before.values()):
+            repairs, after = {}, before
+        return Repairs(
+            nodes=repairs,
+            tried=len(points.weights) - len(left),
+            left=left,
+            before=before[output],
+            after=after[output],
+            output=output,
+            samples=sum(sample.of.real for sample in judge),
+            noise=noise,
+        )
+
+
+def _round_each(
+    ledger: NoiseLedger, fit: Sequence[Sample], judge: Sequence[Sample], phase: Phase
+) -> tuple[dict[str, Repair], dict[str, str], NoiseByPlace]:
+    """Round each weight by the samples of `fit`, and keep what makes less noise alone on those that judge; why others weren't
+    tried, and the noise of each place."""
+    nodes = {node.name: node for node in ledger.proto.graph.node}
+    repairs, left = dict[str, Repair](), dict[str, str]()
     of_weights, of_activations = dict[str, float](), dict[str, float]()
-    with reporter.phase(what, len(points.weights)) as phase:
-        for number, names, weights in ledger.places():
-            of_activations |= {name: max(ledger.of_activation(name, judge).values()) for name in names}
-            for weight in weights:
-                node, content = nodes[weight.node], np.asarray(to_array(ledger.weights[weight.name]), np.float32)
-                of_weights[weight.node] = max(ledger.of_weight(number, weight, None, judge).values())
-                if why := unsupported(node, weight.slot, content):
-                    reasons[weight.node] = why
-                else:
-                    seen: Moments = reduce(operator.iadd, ledger.each(partial(_moments, node, content), fit))
-                    repair = rounded(node, content, weight.axis, seen, _corrects(node, ledger, weight))
-                    noise = max(ledger.of_weight(number, weight, repair, judge).values())
-                    if noise < of_weights[weight.node]:
-                        repairs[weight.node], of_weights[weight.node] = repair, noise
-                phase.advance()
-    alone, repaired_alone = (
-        ledger.of_whole(ledger.quantized(item, weights_alone=True), judge) for item in ({}, repairs)
-    )
-    if max(repaired_alone.values()) >= max(alone.values()):
-        repairs = {}
-    after = ledger.of_whole(ledger.quantized(repairs), judge)
-    output = max(before, key=lambda name: before[name])
-    if max(after.values()) > WORSE * max(before.values()):
-        repairs, after = {}, before
-    return Repairs(
-        nodes=repairs,
-        tried=len(points.weights) - len(reasons),
-        left=reasons,
-        before=before[output],
-        after=after[output],
-        output=output,
-        samples=sum(sample.of.real for sample in judge),
-        noise=NoiseByPlace(of_activations, of_weights),
-    )
+    for number, names, weights in ledger.places():
+        of_activations |= {name: max(ledger.of_activation(name, judge).values()) for name in names}
+        for weight in weights:
+            node, content = nodes[weight.node], np.asarray(to_array(ledger.weights[weight.name]), np.float32)
+            of_weights[weight.node] = max(ledger.of_weight(number, weight, None, judge).values())
+            if why := unsupported(node, weight.slot, content):
+                left[weight.node] = why
+            else:
+                seen: Moments = reduce(operator.iadd, ledger.each(partial(_moments, node, content), fit))
+                repair = rounded(node, content, weight.axis, seen, _corrects(node, ledger, weight))
+                noise = max(ledger.of_weight(number, weight, repair, judge).values())
+                if noise < of_weights[weight.node]:
+                    repairs[weight.node], of_weights[weight.node] = repair, noise
+            phase.advance()
+    return repairs, left, NoiseByPlace(of_activations, of_weights)
 
 
-def channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> dict[str, NDArray[np.float32]]:
+def _channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> dict[str, NDArray[np.float32]]:
     """The largest magnitude of each channel of these tensors, which lie on the axis that is given for each."""
     names = list(axes)
     session = open_session(proto, outputs=names, threads=1, memory_pattern=False, purpose=PURPOSE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
 from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.ort.ranges import beyond_fp16, measure_ranges
+from trtopt.ort.ranges import TensorRange, beyond_fp16, measure_ranges
 
 LIMITS = {Precision.FP16: 30.0, Precision.BF16: 20.0}  # dB at the outputs, unless the user says another
 JUDGES = 8  # samples that the outputs are compared on
@@ -51,7 +51,6 @@ class Safety(Described):
         safe_db: the same with `in_fp32` in FP32 too; fp32_db: with everything in FP32.
         in_fp32: node → why it stays in FP32, with the value seen.
         unjudged: why the outputs weren't compared, or what they miss wasn't looked for.
-        inputs: those that come near FP16's largest number, or go beyond, with the largest magnitude seen.
     """
 
     base: Precision
@@ -62,7 +61,6 @@ class Safety(Described):
     safe_db: float | None = None
     in_fp32: Mapping[str, str] = field(default_factory=dict)
     unjudged: str = ""
-    inputs: Mapping[str, float] = field(default_factory=dict)
     fp32_db: float | None = None
 
     @property
@@ -103,62 +101,54 @@ def find_unsafe(
     threads: int | None = None,
     reporter: Reporter = SILENT,
 ) -> Safety:
-    """Measure which nodes of a folded model have to stay in FP32 when the rest runs in `base`.
+    """Measure which nodes of a folded model have to stay in FP32 when the rest runs in `base`: FP16 or BF16.
 
     Where ONNX Runtime can't run the model, or what it gives has no measure, `unjudged` says why.
     The result doesn't depend on the batch size nor on the number of threads.
 
     Args:
-        base: FP16 or BF16.
         given: the model before it was folded, whose outputs judge.
         batches: real samples; all of them for the ranges, the first `JUDGES` for the outputs.
         limit_db: dB at the worst output that the typed graph must keep; None: `LIMITS`.
-
-    Raises:
-        ModelError: the model can't be written in an opset that has the type.
-        DataError, UsageError: the samples don't fit the inputs.
-        MissingDependency: ONNX Runtime isn't installed.
     """
     limit = LIMITS[base] if limit_db is None else limit_db
     if not math.isfinite(limit):
         raise UsageError(f"`min_snr=` is {limit}; a number of dB is needed, such as {LIMITS[base]:g}")
     proto = to_proto(to_ir_at(in_memory(folded), typed_opset(base, quantized=False)))
-    inputs, judges, threads = network_inputs(proto), list[Mapping[str, Any]](), threads or cores()
+    search, threads = _Search(proto, base, overrides, io_fp32, limit), threads or cores()
+    found = Safety(base, batches.samples, limit_db=limit)
+    try:
+        with reporter.phase("measuring ranges"):
+            judges, ranges = _ranges(proto, batches, threads)
+        beyond = beyond_fp16(ranges) if base is Precision.FP16 else {}
+        found = replace(found, in_fp32=overflowing(to_ir(proto), beyond))
+        with reporter.phase(f"comparing {str(base).upper()} with FP32"):
+            search.read(judges, given, threads)
+            fp32, plain, safe = search.floating_db(), search.judged({}), search.judged(found.in_fp32)
+            found = replace(found, judged=len(search.parts.samples), fp32_db=fp32, plain_db=plain, safe_db=safe)
+        if found.missed:
+            with reporter.phase(f"looking for what {str(base).upper()} spoils", None) as phase:
+                in_fp32 = search.found(found.in_fp32, phase)
+                found = replace(found, in_fp32=in_fp32, safe_db=search.judged(in_fp32))
+    except ModelError as error:
+        found = replace(found, unjudged=str(error))
+    return found
+
+
+def _ranges(
+    proto: ModelProto, batches: Batches, threads: int
+) -> tuple[list[Mapping[str, Any]], Mapping[str, TensorRange]]:
+    """Return the samples that judge, and the ranges of all tensors on all samples."""
+    judges = list[Mapping[str, Any]]()
 
     def feeds() -> Iterator[Mapping[str, Any]]:
-        for run in single_runs(inputs, batches):
+        for run in single_runs(network_inputs(proto), batches):
             if len(judges) * run.real < JUDGES:
                 judges.append(run.samples)
             yield run.feed
 
-    try:
-        with reporter.phase("measuring ranges"):
-            ranges = measure_ranges(proto, feeds(), threads=threads)
-    except ModelError as error:
-        return Safety(base, batches.samples, limit_db=limit, unjudged=str(error))
-    beyond = beyond_fp16(ranges) if base is Precision.FP16 else {}
-    measured = overflowing(to_ir(proto), beyond)
-    far = {name: largest for name, largest in beyond.items() if name in inputs}
-    search = _Search(proto, base, overrides, io_fp32, limit)
-    with reporter.phase(f"comparing {str(base).upper()} with FP32"):
-        try:
-            search.read(judges, given, threads)
-            fp32 = snr_db(_worst(search.parts.of_floating()))
-            before = search.judged({})
-            after = search.judged(measured) if measured else before
-        except ModelError as error:
-            return Safety(base, batches.samples, limit_db=limit, in_fp32=measured, unjudged=str(error), inputs=far)
-    unsearched = ""
-    if after < limit:
-        with reporter.phase(f"looking for what {str(base).upper()} spoils", None) as phase:
-            try:
-                measured = search.found(measured, phase)
-                after = search.judged(measured)
-            except ModelError as error:
-                unsearched = str(error)
-    return Safety(
-        base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched, far, fp32
-    )
+    ranges = measure_ranges(proto, feeds(), threads=threads)
+    return judges, ranges
 
 
 # Consecutive nodes, and their noise at the worst output as a share of the signal's.
@@ -186,6 +176,9 @@ class _Search:
                 self.parts.left_out[name] = "it is zero, or not finite, in FP32"
         if len(self.parts.left_out) == len(self.parts.outputs):
             raise ModelError("; ".join(f"{name}: {why}" for name, why in self.parts.left_out.items()))
+
+    def floating_db(self) -> float:
+        return snr_db(_worst(self.parts.of_floating()))
 
     def judged(self, measured: Mapping[str, str]) -> float:
         """dB at the worst output of the typed graph."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from trtopt.calibration.calibrator import calibrated, check_enough
-from trtopt.calibration.quality import fp16_underflow_warning
+from trtopt.calibration.calibrator import calibrated
+from trtopt.calibration.quality import check_samples
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
@@ -86,8 +86,6 @@ class Scales:
             check_preparation(self.preprocess, table)
             if request.method not in ("auto", table.method):
                 table = table.with_method(request.method)
-        if spec.base is Precision.FP16 and (note := fp16_underflow_warning(table)):
-            reporter.warn(note)
         # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
         if spec.precision is not Precision.FP8 or self.request.method != "auto":
             return table
@@ -102,11 +100,7 @@ class Scales:
         return isinstance(self.request.calib, (str, os.PathLike)) and is_cache(self.request.calib)
 
     def native_cache(self, spec: BuildSpec) -> bytes | None:
-        """Return what TensorRT's own calibrator reads instead of data, where it is given.
-
-        Raises:
-            CalibrationError: it is damaged.
-        """
+        """Return what TensorRT's own calibrator reads instead of data, where it is given."""
         if spec.calibrator != "native" or self.request.calib is None:
             return None
         read_cache(self.request.calib)  # TensorRT says little about a cache that it can't read
@@ -123,7 +117,7 @@ class Scales:
             )
         source = {**samples_of(self.request), "preprocess": self.preprocess}
         batches = open_data(model.inputs, **source, batch=self.native_batch(model, spec))
-        check_enough(batches)
+        check_samples(batches, insist=None)
         return batches
 
     def native_batch(self, model: Model, spec: BuildSpec) -> int:
@@ -144,7 +138,7 @@ class Scales:
         if table is not None and table.preprocess is not None:
             return table.preprocess
         if native is not None and native.preprocess is not None:
-            return native.preprocess.describe()
+            return native.preparation
         return None if self.preprocess is None else Preprocess.load(self.preprocess).describe()
 
 

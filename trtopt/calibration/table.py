@@ -181,15 +181,12 @@ class Table:
         file = existing_file(path, "the calibration table", _MAKE)
         try:
             content = read_json(file)
-        except Damaged as error:
-            raise CalibrationError(f"{file} isn't a calibration table: {error}; {_MAKE}") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, dict) else None
-            raise CalibrationError(f"{file} has the format {found!r}; {FORMAT!r} is needed: {_MAKE}")
-        try:
+            if found != FORMAT:
+                raise Damaged(f"it has the format {found!r}; {FORMAT!r} is needed")
             return _table(content)
         except Damaged as error:
-            raise CalibrationError(f"{file}: {error}; {_MAKE}") from None
+            raise CalibrationError(f"{file} can't be read as a calibration table: {error}; {_MAKE}") from None
 
 
 _MAKE = "make one with trtopt calibrate MODEL.onnx --images DIR -o T.calib.json"
@@ -198,12 +195,7 @@ _MAKE = "make one with trtopt calibrate MODEL.onnx --images DIR -o T.calib.json"
 def choose_all(
     histograms: Mapping[str, Histogram], groups: Sequence[Sequence[str]], method: str
 ) -> dict[str, TableEntry]:
-    """A threshold for every tensor; the members of a group get one, from their counts together.
-
-    Raises:
-        CalibrationError: only zeros were seen of a tensor; it is named.
-        UsageError: no such method.
-    """
+    """A threshold for every tensor; the members of a group get one, from their counts together."""
     grouped = {name for group in groups for name in group}
     entries: dict[str, TableEntry] = {}
     for members in (*groups, *((name,) for name in histograms if name not in grouped)):
@@ -308,11 +300,7 @@ def _repair(found: _Repair, name: str) -> Repair:
 
 
 def unpacked(value: Any, where: str) -> Histogram:
-    """The histogram that `packed` wrote.
-
-    Raises:
-        Damaged: it isn't one; `where` is named.
-    """
+    """The histogram that `packed` wrote."""
     found = converted(value, _Seen, where)
     content, counts = found["histogram"], np.zeros(BINS, np.int64)
     planes = _array(content["counts"], "u1", 8 * BINS, f"{where} has a damaged histogram")
@@ -369,16 +357,9 @@ class _Factors(TypedDict):
     factors: AnyText
 
 
-class _Preprocessing(TypedDict, total=False):
-    warning: Name
+class _Quality(TypedDict, total=False):
+    """Counts of samples, with what `quality.check_preprocessing` gives."""
 
-
-class _Facts(TypedDict):
     samples: Count
     different: Count
-
-
-class _Quality(_Facts, total=False):
-    """The content of `quality.facts`, with what `quality.check_preprocessing` gives."""
-
-    preprocessing: _Preprocessing | None
+    preprocessing: Mapping[str, Name] | None

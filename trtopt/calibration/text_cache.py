@@ -55,12 +55,7 @@ def is_cache(path: str | os.PathLike[str]) -> bool:
 
 
 def read_cache(path: str | os.PathLike[str]) -> TextCache:
-    """Read a TensorRT calibration cache.
-
-    Raises:
-        UsageError: there is no such file.
-        CalibrationError: it isn't such a cache, or a line can't be read; the line is named.
-    """
+    """Read a TensorRT calibration cache."""
     file = existing_file(path, "the calibration cache")
     try:
         content = whole(file)
@@ -81,8 +76,6 @@ def read_cache(path: str | os.PathLike[str]) -> TextCache:
         if not colon or not name or not re.fullmatch(r"[0-9a-fA-F]{1,8}", digits.strip()):
             raise CalibrationError(f"{file}, line {number}: {line[:60]!r} isn't NAME: HEX")
         (scale,) = struct.unpack(">f", int(digits, 16).to_bytes(4, "big"))
-        if name in scales and scales[name] != scale:
-            raise CalibrationError(f"{file}, line {number}: {name!r} has another scale further up: the file is damaged")
         scales[name] = scale
     amax = {name: scale * CODES for name, scale in scales.items() if SMALLEST <= scale <= LARGEST}
     constants = tuple(name for name, scale in scales.items() if scale == 0)
@@ -93,13 +86,7 @@ def read_cache(path: str | os.PathLike[str]) -> TextCache:
 
 
 def write_cache(amax: Mapping[str, float], path: str | os.PathLike[str]) -> Path:
-    """Write a cache that TensorRT 8.6 and 10 take from `read_calibration_cache`.
-
-    Raises:
-        CalibrationError: an amax is no scale: not positive, not finite, or beyond all sense.
-        UsageError: a tensor's name has a line break, which the format can't hold.
-        OutputError: the file can't be written.
-    """
+    """Write a cache that TensorRT 8.6 and 10 take from `read_calibration_cache`."""
     for name, value in amax.items():
         if not SMALLEST <= value / CODES <= LARGEST:
             allowed = f"{SMALLEST * CODES:.1g} to {LARGEST * CODES:.1g}"

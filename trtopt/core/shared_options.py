@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from trtopt.core.options import FILE, about, option
-from trtopt.core.values import Kind
+from trtopt.core.values import METHODS, Kind
 
 SAMPLES = "`images=DIR` or `data='F.npz'`"  # what options of samples belong to
 MODEL = about(
@@ -21,7 +21,7 @@ data = partial(
 preprocess = partial(
     option, None, help="imagenet, efficientnet-lite, yolo, or a file.", metavar="PRESET|FILE.toml", typed=str
 )
-method = partial(option, "auto", help="auto, entropy, mse, minmax or percentile.")
+method = partial(option, "auto", help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")
 limit = partial(option, None, help="Use at most so many samples.", typed=int, least=1, beside=SAMPLES)
 batch = partial(option, 8, help="Samples at a time; the result doesn't depend on it.", least=1, beside=SAMPLES)
 threads = partial(option, None, help="CPU threads; default: one per core.", typed=int, least=1)

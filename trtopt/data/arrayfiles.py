@@ -22,15 +22,10 @@ from trtopt.core.files import opened_regular
 
 _WHOLE = 1 << 30  # bytes of a compressed array
 _PIECE = 1 << 20  # bytes
-_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what NumPy writes; others shrink zeros almost without end
 
 
 def stored_array(path: Path) -> NDArray[Any]:
-    """Map the array of an .npy file.
-
-    Raises:
-        DataError: it can't be read.
-    """
+    """Map the array of an .npy file."""
     with readable(path), opened_regular(path) as file:
         return _mapped(path, file, os.fstat(file.fileno()).st_size)
 
@@ -40,18 +35,11 @@ def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, NDArray[Any
 
     Args:
         checked: its checksums were compared before, or will be.
-
-    Raises:
-        DataError: it can't be read.
     """
     with readable(path), opened_regular(path) as file, zipfile.ZipFile(path) as archive:
         arrays: dict[str, NDArray[Any]] = {}
         for item in archive.infolist():
             name = item.filename.removesuffix(".npy")
-            if name in arrays:
-                raise ValueError(f"{name} is in it twice")
-            if item.compress_type not in _COMPRESSIONS:
-                raise ValueError(f"{name} is compressed by method {item.compress_type}; NumPy writes 0 and 8")
             with archive.open(item) as member:  # which checks its place
                 if item.compress_type == zipfile.ZIP_STORED:
                     while not checked and member.read(_PIECE):  # at its end the checksum is compared

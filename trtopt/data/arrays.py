@@ -157,11 +157,7 @@ def _is_array(value: Any) -> bool:
 
 
 def named_batches(source: Any, inputs: Sequence[TensorInfo]) -> Iterator[Mapping[str, Any]]:
-    """Yield what an iterable gives, each batch by input names; nothing else is checked.
-
-    Raises:
-        UsageError: it is no iterable, or gives something else than arrays.
-    """
+    """Yield what an iterable gives, each batch by input names; nothing else is checked."""
     if not isinstance(source, Iterable) and not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
         raise UsageError(
             f"data is {type(source).__name__}; a path, an array, a mapping of input names to arrays, or an iterable of these "

@@ -52,6 +52,11 @@ class Batches:
         some._choose(self._chosen[start:stop])
         return some
 
+    @property
+    def preparation(self) -> dict[str, Any] | None:
+        """`preprocess` in plain JSON."""
+        return None if self.preprocess is None else self.preprocess.describe()
+
     def describe(self) -> dict[str, Any]:
         """Plain JSON: kind, count, and a digest of the content that doesn't depend on order or file names."""
         return {"kind": self.kind, "count": self.samples, "digest": sha256_json(sorted(self.digests))}

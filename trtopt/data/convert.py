@@ -15,11 +15,7 @@ from trtopt.data.rebatch import Arrays, alone, chunks, laid_out, samples_in
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's type of that name, through ml_dtypes for those that NumPy lacks.
-
-    Raises:
-        UsageError: arrays have no such type, as of strings.
-    """
+    """NumPy's type of that name, through ml_dtypes for those that NumPy lacks."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -50,14 +46,11 @@ def check_kind(dtype: np.dtype[Any], name: str, what: str, taker: str = "the mod
 
 
 def converted(array: NDArray[Any], name: str, what: str, taker: str = "the model") -> NDArray[Any]:
-    """`array` in the type `name`, contiguous; itself where it is that already.
+    """`array` in the type `name`, contiguous; itself where it is that already. UsageError for another kind, DataError for
+    values that the type can't hold: too large ones, or whole numbers that would be others.
 
     Args:
         what, taker: see `check_kind`.
-
-    Raises:
-        UsageError: it is of another kind.
-        DataError: it has values that the type can't hold: too large ones, or whole numbers that would be others.
     """
     check_kind(array.dtype, name, what, taker)
     target = numpy_dtype(name)

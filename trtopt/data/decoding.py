@@ -119,10 +119,6 @@ def pixels(image: Any, index: int) -> NDArray[Any]:
 
     Args:
         index: names it in messages.
-
-    Raises:
-        UsageError: it is nothing of that kind.
-        DataError: it can't be decoded.
     """
     if isinstance(image, np.ndarray):
         check_image(image, f"image {index}")

@@ -37,11 +37,7 @@ class Embedded:
 
     @classmethod
     def of(cls, preprocess: Preprocess | None, inputs: Sequence[TensorInfo]) -> Embedded:
-        """Embed it in a model with these inputs, of which one takes an image.
-
-        Raises:
-            UsageError: the preprocessing isn't known or doesn't fit, or there is no such input, or several.
-        """
+        """Embed it in a model with these inputs, of which one takes an image."""
         if preprocess is None:
             raise UsageError(
                 "`embed_preprocess=True` needs to know how pixels become the model's input: give `preprocess=`, one of "
@@ -84,11 +80,7 @@ class Embedded:
         )
 
     def leaving(self, preprocess: Preprocess) -> Preprocess:
-        """Return what is left to do of `preprocess` before the engine.
-
-        Raises:
-            UsageError: it asks for something else than what the engine does.
-        """
+        """Return what is left to do of `preprocess` before the engine."""
         if other := self.preprocess.unlike(preprocess, resized=False):
             raise UsageError(
                 f"the engine does its preprocessing itself ({self}), and `preprocess=` says another {other}: drop it, or build "
@@ -129,11 +121,8 @@ class Embedded:
         return {**arrays, self.input: self.preprocess.of_pixels(arrays[self.input])}
 
     def to_pixels(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
-        """The engine's inputs, of the model's; pixels stay what they are.
-
-        Raises:
-            DataError: they weren't made of pixels as the engine does it. Gray that isn't whole is rounded, as it is outside.
-        """
+        """The engine's inputs, of the model's; pixels stay what they are, gray that isn't whole is rounded, as it is outside.
+        DataError for what wasn't made of pixels as the engine does it."""
         values = np.asarray(arrays[self.input])
         if values.dtype == np.uint8:
             return dict(arrays)

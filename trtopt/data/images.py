@@ -170,11 +170,7 @@ def _listed(source: Any) -> list[Item]:
 
 
 def images_in(folder: Path) -> list[Item]:
-    """The image files of a folder and of those below it, in order.
-
-    Raises:
-        UsageError: it isn't a folder, or there is none.
-    """
+    """The image files of a folder and of those below it, in order."""
     if not os.path.isdir(folder):  # noqa: PTH112  (Path's raises errors for names that are too long)
         problem = "isn't a folder; give the folder that holds the images"
         if folder.suffix in ARRAYS:

@@ -26,9 +26,6 @@ def samples_in(batch: Mapping[str, Any], where: str = "") -> int:
     Args:
         batch: name → anything with `ndim` and a length.
         where: begins the message.
-
-    Raises:
-        DataError: an array has no axis, or they have different numbers of samples.
     """
     counts = {name: len(array) if array.ndim else -1 for name, array in batch.items()}
     scalar = next((name for name, count in counts.items() if count < 0), None)
@@ -70,11 +67,7 @@ class Call:
     real: int = 0
 
     def cut(self, outputs: Arrays, infos: Iterable[TensorInfo]) -> dict[str, NDArray[Any]]:
-        """The results of the real samples.
-
-        Raises:
-            EngineError: an output hasn't the same number of rows for each sample.
-        """
+        """The results of the real samples."""
         results = dict(outputs)
         for info in infos:
             if self.size and info.batch_axis is not None:
@@ -83,11 +76,7 @@ class Call:
 
 
 def share(array: Any, info: TensorInfo, size: int, start: int, stop: int) -> Any:
-    """The rows of an output for the samples `start` to `stop` of the `size` that it was computed for.
-
-    Raises:
-        EngineError: it hasn't the same number of rows for each.
-    """
+    """The rows of an output for the samples `start` to `stop` of the `size` that it was computed for."""
     axis = info.batch_axis or 0
     rows, rest = divmod(array.shape[axis], size) if array.ndim > axis else (0, 1)
     if rest or not rows:
@@ -113,10 +102,7 @@ def calls(
         arrays: as the model takes them, but for the number of samples; of an input whose array is one sample as a whole also
             several, along an axis before it.
         limit: samples that are used, the first ones.
-        more: the results are joined with those of other samples.
-
-    Raises:
-        UsageError: more than one call is needed, or a batch that is filled up, and an output isn't of samples.
+        more: the results are joined with those of other samples: UsageError for an output that isn't of samples.
     """
     axes = counting(inputs)
     several = {info.name for info in inputs if info.batch_axis is None and arrays[info.name].ndim > len(info.shape)}
@@ -188,9 +174,6 @@ def joined(batches: Iterable[Arrays], infos: Iterable[TensorInfo] = ()) -> dict[
 
     Args:
         infos: where samples lie; if nowhere, an axis before the others counts the batches. Without, they are first.
-
-    Raises:
-        DataError: arrays of one name have shapes that don't go together.
     """
     parts = list(batches)
     if len(parts) == 1:

@@ -48,12 +48,7 @@ class CropRecipe:
 
 
 def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
-    """Read a sample set by its name under `calibration/`, or by its path.
-
-    Raises:
-        UsageError: no such recipe, an unknown key, or a value that can't be right.
-        MissingDependency: a package that it takes photos from isn't installed.
-    """
+    """Read a sample set by its name under `calibration/`, or by its path."""
     path = Path(name)
     if path.suffix != ".toml":
         path = FOLDER / f"{os.fspath(name)[:200]}.toml"  # more no file is called
@@ -82,12 +77,7 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
 
 def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Write a recipe's crops as PNG files into `folder`, whole or not at all; a finished folder is left as it is.
-
-    Raises:
-        UsageError: see `load_crops`; or `folder` holds something else, which is never touched.
-        DataError: a photo can't be decoded.
-        OutputError: the folder can't be written.
-    """
+    UsageError where it holds something else, which is never touched."""
     recipe, target = load_crops(name), Path(os.path.realpath(folder))
     paths = tuple(target / f"crop_{number:03}.png" for number in range(recipe.count))
     mark = target / _MARK

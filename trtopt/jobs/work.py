@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
@@ -15,10 +15,9 @@ import onnx
 from trtopt.autotune.building import build, goal_asked
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
-from trtopt.calibration.calibrator import check_enough, data_notes, half_ranges
 from trtopt.calibration.observe import Observation, combined, observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare
-from trtopt.calibration.quality import Sample, Survey, check_preprocessing, facts, refuse
+from trtopt.calibration.quality import Probes, check_samples, data_notes
 from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
 from trtopt.core.files import made_folder, sha256_file
 from trtopt.core.progress import Reporter
@@ -57,12 +56,11 @@ class Shard:
     """The observation of some samples of a pass.
 
     Attributes:
-        looks: records of all of them; probes: those that a look into the model may need.
+        probes: those that a look into the model may need.
         versions: of what the bits of a histogram may depend on.
     """
 
     observation: Observation
-    looks: list[Sample]
     probes: list[Arrays]
     seconds: float
     versions: Mapping[str, str]
@@ -79,7 +77,8 @@ def open_pass(job: Job, folder: Path, threads: int) -> Pass:
     prepared = prepare(loaded, tuple(map(Override.parse, job.precision_override)))
     save_model(prepared.proto, folder / "model.onnx")
     samples = open_data(loaded.inputs, **samples_of(job.data), batch=BATCH, threads=threads)
-    check_enough(samples)
+    insist = "insist with allow_unusual_data = true in the list's [data.NAME]"
+    check_samples(samples, insist=None if job.data.allow_unusual_data else insist)
     sizes = () if alone(loaded.inputs) else (info.shape[0] for info in loaded.inputs if info.shape)
     fixed = max((size for size in sizes if isinstance(size, int)), default=1)
     return Pass(replace(prepared, proto=onnx.ModelProto()), folder, fixed, samples, samples.describe())
@@ -92,12 +91,12 @@ def _graph(folder: Path) -> onnx.ModelProto:
 
 def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str) -> Shard:
     """Count the samples from `start` to `stop`; on the GPU where `device` is "cuda"."""
-    began, survey = monotonic(), Survey()
+    began, probes = monotonic(), Probes()
     try:
         observation = observe(
             _graph(opened.folder),
             opened.prepared.tensors,
-            survey.watch(opened.samples.part(start, stop)),
+            probes.watch(opened.samples.part(start, stop)),
             threads=threads,
             shard=True,
             device=device,
@@ -111,7 +110,7 @@ def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str
             f"{observation.samples} of the {stop - start} samples of a shard were there: the data changed"
         )
     made_by = versions() | ({} if device == "cpu" else require_gpu_provider())
-    return Shard(observation, survey.samples, [*survey.ranged], monotonic() - began, made_by)
+    return Shard(observation, [*probes.feeds], monotonic() - began, made_by)
 
 
 def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> list[dict[str, Any] | TrtoptError]:
@@ -119,31 +118,17 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
 
     Raises:
         CalibrationError: a tensor is constant over all shards.
-        DataError: all samples are the same.
     """
-    prepared, data, survey = replace(opened.prepared, proto=_graph(opened.folder)), opened.samples, Survey()
-    for _ in survey.watch(sample for shard in shards for sample in shard.probes):  # of which it keeps as many again
+    prepared, probes = replace(opened.prepared, proto=_graph(opened.folder)), Probes()
+    for _ in probes.watch(sample for shard in shards for sample in shard.probes):  # of which it keeps as many again
         pass
-    survey.samples = [item for shard in shards for item in shard.looks]
-    quality = facts(survey)
-    insist = "insist with allow_unusual_data = true in the list's [data.NAME]"
-    refuse(quality, jobs[0].data.allow_unusual_data, insist)
-    whole = combined(prepared.proto, [shard.observation for shard in shards])
-    quality["preprocessing"] = check_preprocessing(prepared.proto, survey.ranged)
-    ranges = half_ranges(prepared.proto, survey.ranged, whole.histograms)
+    seen = combined(prepared.proto, [shard.observation for shard in shards])
+    whole = prepared.table(seen, opened.samples, jobs[0].method, probes=probes.feeds)
+    whole = replace(whole, seconds=round(sum(shard.seconds for shard in shards), 3))
 
     def written(job: Job) -> dict[str, Any] | TrtoptError:
         try:
-            table = prepared.table(
-                whole,
-                job.method,
-                quality,
-                data=opened.described,
-                preprocess=None if data.preprocess is None else data.preprocess.describe(),
-                skipped=tuple(map(asdict, data.skipped)),
-                seconds=round(sum(shard.seconds for shard in shards), 3),
-                ranges=ranges,
-            )
+            table = whole.with_method(job.method)
             made_folder(job.output.parent, advice="")
             table.save(job.output)
         except TrtoptError as error:

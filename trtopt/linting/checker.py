@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ from trtopt.core.shapes import (
     seen_sizes,
     suggested_shapes,
 )
-from trtopt.core.values import BuildSpec, Issue, Precision, Profile, TensorInfo, chosen_builder, parse_targets
-from trtopt.data import SAMPLES, Batches, open_data
+from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, chosen_builder, parse_targets
+from trtopt.data import SAMPLES, Batches, open_data, samples_of
 from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.cut import cut
@@ -57,14 +57,18 @@ from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.linting.refusals import asked
 from trtopt.linting.request import CheckRequest
-from trtopt.linting.rules import LEVELS, Finding, find, one_sample, opset_findings, such
+from trtopt.linting.rules import LEVELS, Finding, alike, find, one_sample, opset_findings
 from trtopt.ort.comparison import compare
 from trtopt.ort.folding import first_feeds
 from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
+from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import Generation
 from trtopt.trt.profiles import profile_problems
 
 _PARSERS = ("custom-operator", "data-dependent-shape", "unsupported-type")  # what its parser says better, if it refuses
+_LOST = (
+    "report the model; build folds less then, and with `min_snr=30` and samples judges the engine by the model itself"
+)
 
 
 @dataclass(frozen=True)
@@ -120,10 +124,6 @@ class CheckReport:
         return not any(finding.level == "error" for finding in self.findings)
 
     @property
-    def summary(self) -> str:
-        return "\n".join(self.summary_lines)
-
-    @property
     def summary_lines(self) -> tuple[str, ...]:
         counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
         numbers = (f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items())
@@ -142,7 +142,7 @@ class CheckReport:
         return {**plain(self), "ok": self.ok, "folding": folding, "shapes": plain(self.shapes._asdict())}
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.findings), self.summary])
+        return "\n".join([*map(str, self.findings), *self.summary_lines])
 
 
 @taking(CheckRequest)
@@ -166,75 +166,23 @@ def check(request: CheckRequest) -> CheckReport:
         NoBackend: `backend` names one that isn't installed ("auto" only says that no parser was asked).
         OutputError: `fix` can't be written.
     """
-    reporter = request.reporter
     chosen_builder(request.backend)
-    targets = parse_targets(request.target)
-    profiles = parse_profiles(request.shapes)
+    targets, profiles = parse_targets(request.target), parse_profiles(request.shapes)
     name = "the model" if isinstance(request.model, ModelProto) else os.fspath(request.model)
     try:
-        with reporter.phase("read and validate"):
-            loaded = load_model(request.model, lazy=True)
-            fingerprint = loaded.fingerprint
-            if request.set:
-                loaded = replace(load_model(fix_inputs(loaded.proto, request.set)), path=loaded.path)
-            if request.outputs:
-                loaded = replace(load_model(cut(loaded.proto, request.outputs)), path=loaded.path)
+        with request.reporter.phase("read and validate"):
+            loaded, fingerprint = _loaded(request)
     except InvalidModel as error:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
-    prepared = prepare(loaded, reporter=reporter)
+    prepared = prepare(loaded, reporter=request.reporter)
     folded, folding = prepared.proto, prepared.report
-    findings = [*find(folded)]
-    if folding.problem:
-        ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend
-        hint = "it is built as it is" + "; please report the model" * ours
-        findings.append(Finding("warning", "folding-incomplete", "", "", folding.warning, hint))
-    generation, reason = None, ""
-    try:
-        generation = trt.select(request.backend)
-    except NoBackend as error:
-        if request.backend != "auto":
-            raise
-        reason = str(error)
-    can = generation.capabilities if generation else None
-    limit = can.max_opset if can else None
-    findings += opset_findings(folded, limit, str(generation))
-    values: dict[str, int] = {}
-    if generation is not None:
-        with reporter.phase("ask the parser"):
-            try:
-                answers, values = _ask(generation, loaded, folded)
-                told = {answer.op or answer.node for answer in answers if answer.level == "error"}
-                findings = [
-                    item for item in findings if item.code not in _PARSERS or (item.op or item.node) not in told
-                ]
-                findings += answers
-            except BackendError as error:
-                reason = str(error)
-    if reason:
-        text = f"no TensorRT parser was asked about operators: {reason}"
-        findings.append(Finding("warning", "parser-not-asked", "", "", text))
-    findings += _request(generation, loaded, folded, targets, profiles)
-    samples: Batches | None = None
-    if request.images is not None or request.data is not None:
-        samples = _samples(request, loaded, profiles)
-        with reporter.phase("measuring ranges"):
-            findings += _ranges(samples, folded)
-    suggestion, batches_alone = NOTHING, batch_alone(loaded.inputs)
-    if not profiles and not (batches_alone and not values):  # a build has a range of batches by itself
-        seen = seen_sizes(loaded.inputs, samples) if samples is not None and not batches_alone else {}
-        longest = max_input_lengths(folded)
-        suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest, seen=seen)
-    held = _held(loaded.proto, folded)
-    output, verified, opened = None, None, False
-    if request.fix is not None:
-        with reporter.phase("clean and compare"):
-            how = {"profiles": profiles, "samples": first_feeds(loaded.proto, samples or ())}
-            problems, verified, opened = _fix(loaded, folded, held, Path(request.fix), limit, how)
-            findings += problems
-            output = None if any(item.level == "error" for item in problems) else Path(request.fix)
-    for finding in one_sample(held, loaded.inputs, profiles):
-        hint = f"{output} takes any batch; its results are those of each sample alone"
-        findings.append(replace(finding, level="info", hint=hint) if opened else finding)
+    checking = _Check(request, loaded, folded, profiles, [*find(folded), *_incomplete(folding)])
+    checking.ask_parser()
+    checking.findings += checking.ask_build(targets)
+    checking.run_samples()
+    shapes = checking.shapes()
+    fixed, verified = checking.fix()
+    findings = checking.findings
     if not isinstance(request.model, ModelProto):
         findings = [replace(item, hint=with_file(item.hint, name)) for item in findings]
     return CheckReport(
@@ -245,14 +193,166 @@ def check(request: CheckRequest) -> CheckReport:
         opset=loaded.opset,
         fingerprint=fingerprint,
         folding=folding,
-        parser=None if reason else str(generation),
-        fixed=output,
-        verified=verified if output else None,
-        shapes=suggestion,
-        nodes=_listed(to_ir(folded), *((can.float_only, can.quantized_between) if can else ()))
-        if request.nodes
-        else (),
+        parser=checking.parser,
+        fixed=fixed,
+        verified=verified,
+        shapes=shapes,
+        nodes=_listed(to_ir(folded), checking.can) if request.nodes else (),
     )
+
+
+def _loaded(request: CheckRequest) -> tuple[Model, str]:
+    """Read the model with what was decided of it, and its fingerprint before that."""
+    loaded = load_model(request.model, lazy=True)
+    fingerprint = loaded.fingerprint
+    if request.set:
+        loaded = replace(load_model(fix_inputs(loaded.proto, request.set)), path=loaded.path)
+    if request.outputs:
+        loaded = replace(load_model(cut(loaded.proto, request.outputs)), path=loaded.path)
+    return loaded, fingerprint
+
+
+def _incomplete(folding: FoldReport) -> Iterator[Finding]:
+    """Say why the model is less folded than it could be."""
+    if folding.problem:
+        ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend
+        hint = "it is built as it is" + "; please report the model" * ours
+        yield Finding("warning", "folding-incomplete", "", "", folding.warning, hint)
+
+
+@dataclass
+class _Check:
+    """A valid model, and what was found so far.
+
+    Attributes:
+        parser: the TensorRT whose parser was asked.
+        values: of the inputs whose values decide shapes, their lengths.
+    """
+
+    request: CheckRequest
+    model: Model
+    folded: ModelProto
+    profiles: Sequence[Profile]
+    findings: list[Finding]
+    generation: Generation | None = None
+    parser: str | None = None
+    values: dict[str, int] = field(default_factory=dict)
+    samples: Batches | None = None
+
+    @property
+    def can(self) -> Capabilities | None:
+        return self.generation.capabilities if self.generation else None
+
+    def ask_parser(self) -> None:
+        """Find the TensorRT that is asked for, and what it refuses."""
+        request, reason = self.request, ""
+        try:
+            self.generation = trt.select(request.backend)
+        except NoBackend as error:
+            if request.backend != "auto":
+                raise
+            reason = str(error)
+        self.findings += opset_findings(self.folded, self.can, str(self.generation))
+        if self.generation is not None:
+            with request.reporter.phase("ask the parser"):
+                try:
+                    answers, self.values = _ask(self.generation, self.model, self.folded)
+                    told = {answer.op or answer.node for answer in answers if answer.level == "error"}
+                    others = (it for it in self.findings if it.code not in _PARSERS or (it.op or it.node) not in told)
+                    self.findings = [*others, *answers]
+                    self.parser = str(self.generation)
+                except BackendError as error:
+                    reason = str(error)
+        if reason:
+            text = f"no TensorRT parser was asked about operators: {reason}"
+            self.findings.append(Finding("warning", "parser-not-asked", "", "", text))
+
+    def ask_build(self, targets: tuple[int, ...]) -> Iterator[Finding]:
+        """Look at targets and shapes as a build would."""
+        inputs, longest = self.model.inputs, max_input_lengths(self.folded)
+        for problem in profile_problems(inputs, self.profiles, longest=longest) if self.profiles else ():
+            line = suggested_shapes(inputs, self.profiles[0], longest=longest)
+            yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
+        if targets and self.generation is not None:
+            cautions = _Texts()
+            try:
+                self.generation.refuse(BuildSpec(targets=targets), cautions)
+            except UnsupportedRequest as error:
+                yield Finding("error", "target", "", "", str(error))
+            int8 = BuildSpec(precision=Precision.INT8, targets=targets, allow_precision_fallback=True)
+            with contextlib.suppress(UnsupportedRequest):  # what INT8 would lose; whether it is wanted isn't known here
+                self.generation.refuse(int8, cautions)
+            for text in dict.fromkeys(cautions.texts):
+                yield Finding("warning", "target", "", "", text)
+
+    def run_samples(self) -> None:
+        """Find what samples show, where there are any."""
+        request, preprocess = self.request, self.request.preprocess
+        if request.images is None and request.data is None:
+            return
+        if preprocess is not None and request.images is not None:
+            preprocess = Preprocess.load(preprocess).at_opt(self.model.inputs, self.profiles)
+        limit = SAMPLES if request.limit is None else request.limit
+        source = {**samples_of(request), "preprocess": preprocess, "limit": limit}
+        self.samples = open_data(self.model.inputs, **source, reporter=request.reporter)
+        with request.reporter.phase("measuring ranges"):
+            self.findings += _ranges(self.samples, self.folded)
+
+    def shapes(self) -> Suggestion:
+        """Suggest ranges of what is left open; none where the batch alone is, of which a build has a range by itself."""
+        inputs, batches_alone = self.model.inputs, batch_alone(self.model.inputs)
+        if self.profiles or (batches_alone and not self.values):
+            return NOTHING
+        seen = seen_sizes(inputs, self.samples) if self.samples is not None and not batches_alone else {}
+        return suggested_shapes(inputs, values=self.values, longest=max_input_lengths(self.folded), seen=seen)
+
+    def fix(self) -> tuple[Path | None, bool | None]:
+        """Say where a batch of 1 is held, and write the cleaned model where it is asked for and computes the same; where it was
+        written, and whether its outputs were compared."""
+        held, output, verified, opened = _held(self.model.proto, self.folded), None, None, False
+        if self.request.fix is not None:
+            output = Path(self.request.fix)
+            with self.request.reporter.phase("clean and compare"):
+                opened = held.dynamic_model is not None and self._open_batch(held.dynamic_model, output)
+                verified = opened or self._clean(output)
+        for finding in one_sample(held, self.model.inputs, self.profiles):
+            hint = f"{output} takes any batch; its results are those of each sample alone"
+            self.findings.append(replace(finding, level="info", hint=hint) if opened else finding)
+        return output if verified is not None else None, verified
+
+    def _open_batch(self, dynamic: ModelProto, output: Path) -> bool:
+        """Write the model for any batch, where samples then give what each gives alone."""
+        cleaned, kept = _lowered(fold(dynamic)[0], self.can)
+        try:
+            given = self.model.proto, cleaned, self.model.inputs
+            gap = invalid(cleaned) or compare(*given, profiles=self.profiles, opened=True)
+        except (MissingDependency, ModelError) as error:
+            gap = f"they weren't compared: {error}"
+        if gap:
+            text = f"the batch of 1 stays: with any batch, samples don't give what each gives alone ({gap[:300]})"
+            self.findings.append(Finding("warning", "batch-kept", "", "", text))
+            return False
+        self.findings += kept
+        save_model(cleaned, output)
+        return True
+
+    def _clean(self, output: Path) -> bool | None:
+        """Write the folded model; whether it was seen to compute the same, and None where it doesn't, and wasn't written."""
+        cleaned, kept = _lowered(self.folded, self.can)
+        self.findings += kept
+        verified, samples = True, first_feeds(self.model.proto, self.samples or ())
+        try:
+            given = self.model.proto, cleaned, self.model.inputs
+            if gap := invalid(cleaned) or compare(*given, profiles=self.profiles, samples=samples):
+                text = f"the cleaned model computes something else ({gap}); it wasn't written"
+                self.findings.append(Finding("error", "fix-changed-outputs", "", "", text, _LOST))
+                return None
+        except (MissingDependency, ModelError) as error:
+            verified, text = False, f"the cleaned model wasn't compared: {' '.join(str(error).split())}"
+            hint = "where the original doesn't run on made-up inputs, give `shapes=`, or real samples as `data='F.npz'`"
+            self.findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
+        save_model(cleaned, output)
+        return verified
 
 
 def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
@@ -262,22 +362,18 @@ def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list
     """
     notes = _Texts()
     graph, issues, values = asked(generation, folded, notes)
-    origins = Origins(model.proto, graph)
-    alike: dict[tuple[str, str], list[Issue]] = {}
-    for issue in issues:  # the same reason, whatever tensors it names
-        alike.setdefault((issue.op, re.sub(r"'[^']*'", "", issue.reason)), []).append(issue)
-    findings = []
-    for issue, *others in alike.values():
+    origins, findings = Origins(model.proto, graph), list[Finding]()
+    for issue, others in alike(issues, r"'[^']*'"):  # whatever tensors it names
         origin = f" ({origin})" if (origin := origins.of(issue.node)) else ""
-        text = f"{generation}: {issue.reason}{origin}{such([issue.node, *(other.node for other in others)])}"
         hint = instead(graph, {issue.op}, model.proto, model.path) if issue.op else ""
         if not hint and not re.search("[:;] ", issue.reason):  # which says what to do
             hint = "replace it, or move that part outside the engine"
+        text = f"{generation}: {issue.reason}{origin}{others}"
         findings.append(Finding("error", "unsupported-operator", issue.node, issue.op, text, hint))
-    rewrites = [Finding("info", "written-out", "", "", text) for text in notes.texts]
+    findings += (Finding("info", "written-out", "", "", text) for text in notes.texts)
     text = "its values decide shapes inside, so `shapes=` bounds them, not its own shape"
-    shape_inputs = [Finding("info", "shape-input", name, "", text) for name, _ in values]
-    return [*findings, *rewrites, *shape_inputs], dict(values)
+    findings += (Finding("info", "shape-input", name, "", text) for name, _ in values)
+    return findings, dict(values)
 
 
 class _Texts(Reporter):
@@ -290,20 +386,6 @@ class _Texts(Reporter):
         self.texts.append(text)
 
     note = warn
-
-
-def _samples(request: CheckRequest, model: Model, profiles: Sequence[Profile]) -> Batches:
-    preprocess = request.preprocess
-    if preprocess is not None and request.images is not None:
-        preprocess = Preprocess.load(preprocess).at_opt(model.inputs, profiles)
-    return open_data(
-        model.inputs,
-        images=request.images,
-        data=request.data,
-        preprocess=preprocess,
-        limit=SAMPLES if request.limit is None else request.limit,
-        reporter=request.reporter,
-    )
 
 
 def _ranges(samples: Batches, folded: ModelProto) -> Iterator[Finding]:
@@ -326,36 +408,6 @@ def _ranges(samples: Batches, folded: ModelProto) -> Iterator[Finding]:
             yield Finding("warning", "fp16-overflow", node, operators[node], what, hint)
 
 
-def _request(
-    generation: Generation | None,
-    model: Model,
-    folded: ModelProto,
-    targets: tuple[int, ...],
-    profiles: Sequence[Profile],
-) -> Iterator[Finding]:
-    """Targets and shapes, as a build would see them."""
-    ends = max_input_lengths(folded)
-    for info in model.inputs:
-        for axis, size in enumerate(info.shape):
-            if isinstance(size, int) and size > (end := ends.get((info.name, axis), size)):
-                text = f"axis {axis} is {size}, and the model's position embeddings end at {end}: filled, it reads past them"
-                yield Finding("warning", "positions", info.name, "", text, f"export it with at most {end}")
-    for problem in profile_problems(model.inputs, profiles, longest=ends) if profiles else ():
-        line = suggested_shapes(model.inputs, profiles[0], longest=ends)
-        yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
-    if targets and generation is not None:
-        cautions = _Texts()
-        try:
-            generation.refuse(BuildSpec(targets=targets), cautions)
-        except UnsupportedRequest as error:
-            yield Finding("error", "target", "", "", str(error))
-        int8 = BuildSpec(precision=Precision.INT8, targets=targets, allow_precision_fallback=True)
-        with contextlib.suppress(UnsupportedRequest):  # what INT8 would lose; whether it is wanted isn't known here
-            generation.refuse(int8, cautions)
-        for text in dict.fromkeys(cautions.texts):
-            yield Finding("warning", "target", "", "", text)
-
-
 def _held(original: ModelProto, folded: ModelProto) -> TracedBatch:
     """Return where the model holds a batch of 1; opened as it came, where folding hides what belongs there."""
     held = find_traced_batch(folded)
@@ -365,61 +417,19 @@ def _held(original: ModelProto, folded: ModelProto) -> TracedBatch:
     return before if before.dynamic_model is not None else held
 
 
-def _fix(
-    model: Model, folded: ModelProto, held: TracedBatch, output: Path, limit: int | None, how: Mapping[str, Any]
-) -> tuple[list[Finding], bool, bool]:
-    """Write the cleaned model if it computes the same; findings, whether that was tried, and whether it is for any batch.
-
-    Args:
-        how: profiles and samples, for `compare`.
-    """
-    findings = list[Finding]()
-    lost = "report the model; build folds less then, and with `min_snr=30` and samples judges the engine by the model itself"
-    if held.dynamic_model is not None:
-        cleaned, kept = _cleaned(fold(held.dynamic_model)[0], limit)
-        try:
-            gap = invalid(cleaned) or compare(model.proto, cleaned, model.inputs, profiles=how["profiles"], opened=True)
-        except (MissingDependency, ModelError) as error:
-            gap = f"they weren't compared: {error}"
-        if not gap:
-            save_model(cleaned, output)
-            return kept, True, True
-        text = f"the batch of 1 stays: with any batch, samples don't give what each gives alone ({gap[:300]})"
-        findings.append(Finding("warning", "batch-kept", "", "", text))
-    cleaned, kept = _cleaned(folded, limit)
-    findings += kept
-    if problem := invalid(cleaned):
-        text = f"the cleaned model isn't valid ({problem}); it wasn't written"
-        return [*findings, Finding("error", "fix-invalid", "", "", text, lost)], True, False
-    verified = True
-    try:
-        if gap := compare(model.proto, cleaned, model.inputs, **how):
-            text = f"the cleaned model computes something else ({gap}); it wasn't written"
-            return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True, False
-    except (MissingDependency, ModelError) as error:
-        verified, text = False, f"the cleaned model wasn't compared: {' '.join(str(error).split())}"
-        hint = "where the original doesn't run on made-up inputs, give `shapes=`, or real samples as `data='F.npz'`"
-        findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
-    save_model(cleaned, output)
-    return findings, verified, False
-
-
-def _cleaned(folded: ModelProto, limit: int | None) -> tuple[ModelProto, list[Finding]]:
+def _lowered(folded: ModelProto, can: Capabilities | None) -> tuple[ModelProto, list[Finding]]:
     """Lower a graph to the opset that a generation reads, if that can be."""
-    cleaned, findings = whole_copy(folded), list[Finding]()
     try:
-        cleaned = readable_model(cleaned, limit)
+        return readable_model(whole_copy(folded), can.max_opset if can else None), []
     except ModelError as error:
-        findings.append(Finding("warning", "opset-kept", "", "", str(error)))
-    return cleaned, findings
+        return whole_copy(folded), [Finding("warning", "opset-kept", "", "", str(error))]
 
 
-def _listed(
-    model: ir.Model, float_only: Mapping[str, str] | None = None, between: Mapping[str, str] | None = None
-) -> tuple[ListedNode, ...]:
-    """List the nodes of the main graph, for a target that can't run `float_only` quantized (see `trt.Capabilities`)."""
+def _listed(model: ir.Model, can: Capabilities | None) -> tuple[ListedNode, ...]:
+    """List the nodes of the main graph, for a target of these capabilities."""
+    lacking: Any = {"excluded": can.float_only, "between": can.quantized_between} if can else {}
     quantized = any(node.op_type in QDQ for node in model.graph)
-    points = Points({}) if quantized else find_points(model, excluded=float_only, between=between)
+    points = Points({}) if quantized else find_points(model, **lacking)
     precisions = {item.node: (str(item.precision), item.reason) for item in points.kept}
     precisions |= {item.node: (str(item.precision), item.reason) for item in keep_fp32(model, Precision.FP16)}
     precisions |= {name: ("int8", "reads it quantized") for readers in points.reads.values() for name, _ in readers}

@@ -6,7 +6,7 @@ The rules look at the folded graph, the one that is built, so that what folding 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,10 @@ from trtopt.graph.passes.quantize import quantized_otherwise
 from trtopt.graph.passes.typed import MASK, SENTINEL
 from trtopt.graph.proto import STANDARD, Links, all_graphs, opset_version, tensor_info, to_array
 from trtopt.graph.traced_batch import TracedBatch
+from trtopt.trt.capabilities import Capabilities
 
 LEVELS = ("error", "warning", "info")
-_INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
-_NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
+_NOT_THERE = ("string", "sequence", "map", "optional", "sparse_tensor", "int16", "uint16", "uint32", "uint64")
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,6 @@ class _Graph(Links):
         readers = [(node.name or tensor, node.op_type) for node in self.readers.get(tensor, ())]
         return list(dict.fromkeys(readers)) or [(tensor, "")]
 
-    def cast_at_once(self, name: str) -> bool:
-        """Return whether the output is made by a Cast, or all that reads the input casts it to a floating type."""
-        if name in self.makers:
-            return self.makers[name].op_type == "Cast"
-        readers = self.readers.get(name, ())
-        kinds = {item.i for node in readers for item in node.attribute if item.name == "to"}
-        casts = all(node.op_type == "Cast" for node in readers)
-        return casts and bool(kinds) and kinds <= {TensorProto.FLOAT, TensorProto.FLOAT16}
-
     def tensors(self, *types: int) -> Iterator[tuple[TensorProto, NDArray[Any]]]:
         """The constants of these types, with what they hold."""
         for tensor in self.proto.graph.initializer:
@@ -105,13 +96,21 @@ class _Graph(Links):
 def _several(nodes: Sequence[NodeProto], level: str, code: str, message: str, hint: str) -> Iterator[Finding]:
     """One finding for many nodes alike."""
     if nodes:
-        message += such([node.name for node in nodes])
+        message += _such([node.name for node in nodes])
         yield Finding(level, code, nodes[0].name, nodes[0].op_type, message, hint)
 
 
-def such(nodes: Sequence[str]) -> str:
+def _such(nodes: Sequence[str]) -> str:
     """Return how many nodes a finding on the first of them stands for; empty for one."""
     return f" ({len(nodes)} such nodes: {first_of(nodes, 6)})" if len(nodes) > 1 else ""
+
+
+def alike(issues: Iterable[Issue], differing: str) -> Iterator[tuple[Issue, str]]:
+    """Yield the first issue of each operator and reason, which may differ by a pattern, and how many nodes it stands for."""
+    groups: dict[tuple[str, str], list[Issue]] = {}
+    for issue in issues:
+        groups.setdefault((issue.op, re.sub(differing, "", issue.reason)), []).append(issue)
+    return ((group[0], _such([issue.node for issue in group])) for group in groups.values())
 
 
 def _ends(graph: _Graph) -> Iterator[Finding]:
@@ -123,16 +122,12 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
     for side, values in (("input", graph.inputs), ("output", graph.proto.graph.output)):
         for info in map(tensor_info, values):
             kind = info.dtype
-            if kind in _NO_TENSORS or kind.startswith("complex"):
+            if kind in _NOT_THERE or kind.startswith("complex"):
                 text = f"the {side} is of type {kind}, which TensorRT hasn't"
                 yield Finding("error", "unsupported-type", info.name, "", text, "move that part of the model outside")
             elif kind == "float64":
                 text = f"the {side} is float64, which TensorRT silently makes float32"
                 yield Finding("warning", f"double-{side}", info.name, "", text, "export the model in float32")
-            elif kind in _INTEGERS and not (kind == "uint8" and graph.cast_at_once(info.name)):
-                text = f"the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all"
-                hint = "give the network float32 or int32 and convert outside"
-                yield Finding("warning", f"integer-{side}", info.name, "", text, hint)
 
 
 def refuse_damaged(proto: ModelProto, name: str) -> None:
@@ -262,25 +257,20 @@ def one_sample(held: TracedBatch, inputs: Sequence[TensorInfo], profiles: Sequen
     hint = f"export it with the batch taken from the input's shape, or build it for one sample: {shapes}"
     if held.dynamic_model is not None:
         hint = f"trtopt check MODEL `fix='OUT.onnx'` writes it for any batch; or build it for one sample: {shapes}"
-    alike: dict[tuple[str, str], list[Issue]] = {}
-    for issue in held.issues:
-        alike.setdefault((issue.op, re.sub(r"[\dx-]+", "", issue.reason)), []).append(issue)
-    for first, *others in alike.values():
-        names = such([first.node, *(other.node for other in others)])
+    for first, others in alike(held.issues, r"[\dx-]+"):
         level = "info" if asked and {*asked} == {(1,)} else "error" if held.certain else "warning"
-        text = f"{first.reason}{names}, though the inputs leave theirs open"
+        text = f"{first.reason}{others}, though the inputs leave theirs open"
         yield Finding(level, "batch-of-one", first.node, first.op, text, hint)
 
 
-def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Iterator[Finding]:
-    """Against the newest opset that a generation's parser reads well (None: not limited, or none installed)."""
-    opset = opset_version(proto)
+def opset_findings(proto: ModelProto, can: Capabilities | None, generation: str) -> Iterator[Finding]:
+    """Against the newest opset that a generation's parser reads well."""
+    opset, limit = opset_version(proto), can.max_opset if can else None
     if limit is not None and opset > limit:
-        text, hint = (
-            f"opset {opset}; {generation} reads {limit} and older well",
-            f"export with `opset={limit}`, or `fix=`, which lowers it",
+        text = f"opset {opset}; {generation} reads {limit} and older well"
+        yield Finding(
+            "warning", "opset-too-new", "", "", text, f"export with `opset={limit}`, or `fix=`, which lowers it"
         )
-        yield Finding("warning", "opset-too-new", "", "", text, hint)
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
