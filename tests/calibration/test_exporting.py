@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from trtopt.calibration.calibrator import CalibrateResult, calibrate
-from trtopt.calibration.exporting import floating
+from trtopt.calibration.prepared import floating
 from trtopt.calibration.text_cache import read_cache
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
+from trtopt.graph.view import to_ir
 from trtopt.recipes.loader import package_file
 
 LETTERBOX = {"preset": "imagenet", "resize": "letterbox", "size": [320, 320]}
@@ -37,10 +38,10 @@ def test_every_floating_tensor_has_an_entry(lite0: CalibrateResult, exported: Ca
     assert lite0.exported is not None
     cache = read_cache(lite0.exported.path)
     assert cache.header == "TRT-8600-EntropyCalibration2"
-    assert set(floating(folded)) <= set(cache.amax)
-    assert {value for node in folded.graph.node for value in node.output} | {"input"} == set(floating(folded))
+    assert set(floating(to_ir(folded))) <= set(cache.amax)
+    assert {value for node in folded.graph.node for value in node.output} | {"input"} == set(floating(to_ir(folded)))
     assert lite0.exported.lacking == ()
-    assert lite0.exported.tensors == len(floating(folded))
+    assert lite0.exported.tensors == len(floating(to_ir(folded)))
     for name, amax in lite0.table.amax.items():
         assert cache.amax[name] == pytest.approx(amax, rel=1e-6)
 
@@ -60,7 +61,7 @@ def test_names_that_folding_removed_are_written_too_and_what_is_unknown_is_said(
     )
     assert result.exported is not None
     lacking = set(result.exported.lacking)
-    assert set(floating(folded)) - set(read_cache(tmp_path / "c").amax) == lacking
+    assert set(floating(to_ir(folded))) - set(read_cache(tmp_path / "c").amax) == lacking
     assert len(lacking) <= 2  # the text mask of photos without text
     few = calibrate(model, import_cache=tmp_path / "c", export_cache=tmp_path / "d").exported
     assert few is not None and lacking <= set(few.lacking)

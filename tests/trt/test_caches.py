@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from graphs import values, written
 from standins import VERSIONS, Simulation
+from world import Heard
 
 import trtopt
 from trtopt.builder import execute
 from trtopt.builder.construction import build
 from trtopt.calibration.text_cache import read_cache, write_cache
 from trtopt.core.errors import CalibrationError, UsageError
+from trtopt.engine.manifest import load_manifest
 from trtopt.trt.generation import Generation
 
 Install = Callable[[str], tuple[Simulation, Generation]]
@@ -132,3 +138,43 @@ def test_what_the_native_calibrator_wrote_is_kept_where_asked(
         trtopt.build(float_net, tmp_path / "f.engine", fp16=True, backend="tensorrt", save_cache=kept)
     with pytest.raises(UsageError, match="would overwrite"):
         trtopt.build(float_net, tmp_path / "f.engine", **{**options, "save_cache": given})
+
+
+# Scales of trtopt beside the graph
+
+
+def _gated(folder: Path) -> Path:
+    text = """(float[n,3,32,32] x) => (float[n,8,30,30] y) {
+        [first] c = Conv(x, w) a = Relu(c) m = GlobalAveragePool(a) [squeeze] s = Conv(m, v) r = Relu(s)
+        [excite] e = Conv(r, v) g = Sigmoid(e) p = Mul(a, g) [last] y = Conv(p, v) }"""
+    model = folder / "gated.onnx"
+    onnx.save(written(text, w=values(8, 3, 3, 3), v=values(8, 8, 1, 1)), model)
+    return model
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_squeeze_and_excite_has_its_scales_beside_the_graph_on_10_alone(
+    version: str, stand_in: Install, tmp_path: Path
+) -> None:
+    stand_in(version)
+    model, data, kept = _gated(tmp_path), tmp_path / "d.npz", tmp_path / "built.onnx"
+    np.savez(data, x=values(8, 3, 32, 32))
+    common: dict[str, Any] = {"int8": True, "backend": "tensorrt", "shapes": SHAPES, "allow_precision_fallback": True}
+    heard = Heard()
+    result = build(model, tmp_path / "e.engine", data=data, save_onnx=kept, **common, reporter=heard)
+    pairs = sum(node.op_type == "QuantizeLinear" for node in onnx.load(kept).graph.node)
+    beside = version.startswith("10.")
+    assert (pairs == 0) == beside == any("beside the graph" in note for note in heard.notes)
+    assert result.table is not None and load_manifest(result.engine).calibration is not None
+    if not beside:
+        return
+    assert {"x", "a", "m", "s", "e", "g", "p", "y"} <= result.table.tensors.keys()
+    # What a cache can't say, and tables of before, go into the graph.
+    few = replace(result.table, tensors={name: result.table.tensors[name] for name in ("x", "p")})
+    for table, more in (
+        (replace(result.table, left_out={"last": "noise"}), {}),
+        (few, {}),
+        (result.table, {"refit": True}),
+    ):
+        build(model, tmp_path / "f.engine", calib=table, save_onnx=kept, **common, **more)
+        assert any(node.op_type == "QuantizeLinear" for node in onnx.load(kept).graph.node)

@@ -34,7 +34,7 @@ from trtopt.graph.io import save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.quantize import is_quantized
-from trtopt.graph.passes.typed import typed_already
+from trtopt.graph.passes.typed import overflowing, typed_already
 from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
@@ -149,7 +149,7 @@ def _construct(
         operators = {node.name: node.op_type for node in folded.graph.node}
         named = any(overriding(spec.overrides, node, operators.get(node, "")) is not None for node in lost)
         repairable = bool(lost) and report.share >= LEAST_SHARE and not named
-        if repairable and plan.table is not None and not spec.allow_precision_fallback:
+        if repairable and plan.in_graph is not None and not spec.allow_precision_fallback:
             what = f"{len(lost)} of {len(asked_nodes)} quantized layers in floating point ({first_of(lost)})"
             reporter.note(f"{generation} runs {what}: building again with these in {spec.base.upper()}")
             reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
@@ -211,8 +211,10 @@ def _planned(
     try:
         if issues := generation.limits(graph):
             raise refusal(plan.name, issues)
+        if plan.table is not None and plan.in_graph is None:
+            unsafe = {**unsafe, **overflowing(to_ir(graph), plan.table.beyond_fp16)}
         lowered = lower(
-            graph, spec, generation, plan.table, unquantized=unquantized, measured=unsafe, embedded=plan.embedded
+            graph, spec, generation, plan.in_graph, unquantized=unquantized, measured=unsafe, embedded=plan.embedded
         )
         save_model(lowered.proto, path)
         engine = generation.build(
@@ -233,7 +235,7 @@ def _planned(
         if parts is None and error.issues:
             raise explained(error, plan.model, graph) from error
         if parts is None:
-            advice = "; a layer behind it may be why: `precision_override=['LAYER=fp16']`" if plan.table else ""
+            advice = "; a layer behind it may be why: `precision_override=['LAYER=fp16']`" if plan.in_graph else ""
             raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + advice) from error
     except BackendError as error:
         raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error

@@ -48,8 +48,8 @@ def build_with_outputs(
     spec = BuildSpec(**layers, profiles=manifest.ranges, targets=targets, allow_precision_fallback=True)
     if spec.precision.quantized and not is_quantized(graph):
         raise UsageError(
-            "the engine's scales are those of TensorRT's own calibrator, which its graph doesn't hold: build it with trtopt's "
-            "scales, without `calibrator='native'`, to compare tensors"
+            "the engine's scales stand beside its graph, as TensorRT's own calibrator has them, and a graph with "
+            "squeeze-and-excite on TensorRT 10: tensors can be compared where Q/DQ are in the graph"
         )
     wider = whole_copy(graph)
     values = {value.name: value for value in infer_shapes(graph).graph.value_info}

@@ -58,6 +58,11 @@ class BuildPlan:
     samples: Batches | None
 
     @property
+    def in_graph(self) -> Table | None:
+        """The table whose scales go into the graph; None: there is none, or they stand beside it."""
+        return None if self.spec.calibrator == "native" else self.table
+
+    @property
     def output(self) -> Path:
         return Path(self.request.output)
 
@@ -146,7 +151,10 @@ def plan_build(request: BuildRequest) -> BuildPlan:
         if request.data is not None:  # is used as it is
             scales = replace(scales, preprocess=None)
     table = scales.table(model, spec, quantized, reporter)
-    native = scales.native(model, spec)
+    native, cache = scales.native(model, spec), scales.native_cache(spec)
+    if table is not None and (beside := scales.beside_graph(model, spec, generation.capabilities, table)):
+        spec, cache = replace(spec, calibrator="native"), beside
+        reporter.note(f"{generation} takes the scales beside the graph, without Q/DQ: squeeze-and-excite is faster so")
     preprocessing, embedded = scales.preprocessing(table, native), None
     if spec.embed_preprocess:
         embedded = Embedded.of(preprocess if preprocessing is None else Preprocess.load(preprocessing), model.inputs)
@@ -165,7 +173,7 @@ def plan_build(request: BuildRequest) -> BuildPlan:
         stated=kinds_stated,
         table=table,
         native=native,
-        cache=scales.native_cache(spec),
+        cache=cache,
         native_batch=scales.native_batch(model, spec),
         preprocessing=preprocessing,
         embedded=embedded,

@@ -205,7 +205,7 @@ def _planned(manifest: Manifest, request: RefitRequest) -> BuildPlan:
     spec, engine = described_spec(manifest.spec), request.engine
     if spec.precision.quantized:
         if spec.calibrator == "native":
-            why = "its scales are those of TensorRT's own calibrator: build it with trtopt's, without `calibrator='native'`"
+            why = "its scales stand beside its graph, where no weights can be put in: build it anew of the new model"
             raise UnsupportedRequest(f"{engine} can't take other weights", [why])
         if request.calib is None and not is_quantized(load_model(request.model).proto):
             raise UsageError(

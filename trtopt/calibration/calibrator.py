@@ -258,8 +258,15 @@ class _Calibration:
         if table is not None:
             return replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped))), True
         probes, run = Probes(), dict[str, Any](threads=request.threads, reporter=reporter)
-        samples, total = probes.watch(batches), batches.samples
-        seen = observe(prepared.proto, prepared.tensors, samples, total=total, device=request.device, **run)
+        seen = observe(
+            prepared.proto,
+            prepared.tensors,
+            probes.watch(batches),
+            beside=prepared.beside,
+            total=batches.samples,
+            device=request.device,
+            **run,
+        )
         table = prepared.table(seen, batches, request.method, probes=probes.feeds if examined else None, **run)
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if request.cache:

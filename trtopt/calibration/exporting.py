@@ -14,6 +14,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from trtopt.calibration.observe import observe
+from trtopt.calibration.prepared import floating
 from trtopt.calibration.propagation import propagate
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
@@ -21,7 +22,7 @@ from trtopt.calibration.text_cache import write_cache
 from trtopt.calibration.thresholds import choose
 from trtopt.core.words import first_of
 from trtopt.data import Batches
-from trtopt.graph.view import is_constant, is_float, to_ir
+from trtopt.graph.view import to_ir
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,6 @@ class ExportedCache:
     lacking: tuple[str, ...]
 
 
-def floating(proto: ModelProto) -> tuple[str, ...]:
-    """Every floating tensor that isn't constant, in graph order."""
-    graph = to_ir(proto).graph
-    values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
-    return tuple(str(value.name) for value in values if is_float(value) and not is_constant(value) and value.name)
-
-
 def export(
     request: CalibrateRequest, original: ModelProto, folded: ModelProto, table: Table, batches: Batches | None
 ) -> ExportedCache:
@@ -56,8 +50,8 @@ def export(
         batches: the samples that it was measured on, for the tensors that it lacks; None: these have no scale.
     """
     assert request.export_cache is not None
-    names, reporter = floating(folded), request.reporter
-    scales = propagate(to_ir(folded), table.amax, table.groups)
+    graph, reporter = to_ir(folded), request.reporter
+    names, scales = floating(graph), propagate(graph, table.amax, table.groups)
     rest = [name for name in names if name not in scales]
     if batches is not None and rest:
         seen = observe(
@@ -67,7 +61,7 @@ def export(
         scales |= {name: choose(item, table.method).amax for name, item in counted.items()}
     entries = {name: scales[name] for name in names if name in scales}
     scales = propagate(to_ir(original), scales)
-    others = {name: scales[name] for name in floating(original) if name in scales and name not in entries}
+    others = {name: scales[name] for name in floating(to_ir(original)) if name in scales and name not in entries}
     path = write_cache(entries | others, request.export_cache)
     if lacking := tuple(name for name in names if name not in entries):
         reporter.warn(

@@ -50,6 +50,7 @@ def observe(
     tensors: Sequence[str],
     batches: Iterable[Arrays],
     *,
+    beside: Sequence[str] = (),
     threads: int | None = None,
     shard: bool = False,
     total: int | None = None,
@@ -62,6 +63,7 @@ def observe(
         proto: FP32 graph. A fixed batch size is filled across the batches given.
         tensors: network inputs or node outputs, of floating type.
         batches: input name → array, first axis = samples; read once, a few samples ahead.
+        beside: tensors that are counted, too, where they are finite and not constant.
         threads: samples run at the same time; None: one per core. The result doesn't depend on it.
         device: "cpu", or "cuda": ONNX Runtime runs the graph on the first GPU, in FP32. Values are counted on the CPU.
         total: samples that `batches` will have, as far as that is known: for the progress.
@@ -74,7 +76,7 @@ def observe(
         )
     samples, workers = 0, threads or (cores() if device == "cpu" else min(cores(), GPU_RUNS))
     pending: deque[tuple[Future[None], int]] = deque()
-    runner = _GraphRunner(proto, tensors, sources, device, workers)
+    runner = _GraphRunner(proto, (*tensors, *beside), sources, device, workers, beside)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
     try:
         with reporter.phase("calibrating", total) as phase:
@@ -93,27 +95,30 @@ def observe(
     if not samples:
         raise DataError("there are no samples to calibrate on: give images or arrays of real inputs")
     observation = Observation(runner.result(), samples)
-    if not shard:
-        _refuse_constant(observation, proto)
-    return observation
+    return observation if shard else _varied(observation, proto, beside)
 
 
-def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
+def combined(proto: ModelProto, shards: Sequence[Observation], beside: Sequence[str] = ()) -> Observation:
     """Join shards to what one pass over all their samples would have seen, to the bit."""
     parts = [item.histograms for item in shards]
-    whole = {name: merged(part[name] for part in parts) for name in parts[0]}
-    observation = Observation(whole, sum(item.samples for item in shards))
-    _refuse_constant(observation, proto)
-    return observation
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    whole = {name: merged(part[name] for part in parts) for name in names}
+    return _varied(Observation(whole, sum(item.samples for item in shards)), proto, beside)
 
 
 class _GraphRunner:
     """Runs one feed and counts its tensors. Calls may overlap; each borrows a set of histograms."""
 
     def __init__(
-        self, proto: ModelProto, tensors: Sequence[str], sources: Mapping[str, str], device: str, workers: int
+        self,
+        proto: ModelProto,
+        tensors: Sequence[str],
+        sources: Mapping[str, str],
+        device: str,
+        workers: int,
+        beside: Sequence[str],
     ) -> None:
-        self.sources = sources
+        self.sources, self.beside, self.not_finite = sources, beside, set[str]()
         self.fed = [name for name in tensors if sources[name] == _INPUT]
         self.computed = [name for name in tensors if sources[name] != _INPUT]
         gpu, self.session = device != "cpu", None
@@ -153,6 +158,9 @@ class _GraphRunner:
             if copies > 1:  # a tensor that mixes samples, or holds none, isn't so many equal parts: it counts as it is
                 histograms[name].merge(own.divided(copies) or own)
         except FloatingPointError as error:
+            if name in self.beside:
+                self.not_finite.add(name)
+                return
             raise CalibrationError(
                 f"the tensor {name!r} ({self.sources[name]}) isn't finite for sample {sample} (from 0): {error}; "
                 "check the preprocessing and the weights, or keep that node out with "
@@ -161,7 +169,7 @@ class _GraphRunner:
 
     def result(self) -> dict[str, Histogram]:
         parts = [self.sets.get() for _ in range(self.sets.qsize())]
-        return {name: merged(part[name] for part in parts) for name in parts[0]}
+        return {name: merged(part[name] for part in parts) for name in parts[0] if name not in self.not_finite}
 
 
 def _sources(proto: ModelProto) -> dict[str, str]:
@@ -208,10 +216,13 @@ def _feeds(batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo]) -> Itera
             start += fresh
 
 
-def _refuse_constant(observation: Observation, proto: ModelProto) -> None:
-    bad = {name: item for name, item in observation.histograms.items() if item.constant or item.absmax == 0}
+def _varied(observation: Observation, proto: ModelProto, beside: Sequence[str]) -> Observation:
+    """Leave constant tensors of `beside` out; refuse others."""
+    constant = {name: item for name, item in observation.histograms.items() if item.constant or item.absmax == 0}
+    bad = {name: item for name, item in constant.items() if name not in beside}
     if not bad:
-        return
+        kept = {name: item for name, item in observation.histograms.items() if name not in constant}
+        return Observation(kept, observation.samples)
     name, histogram = next(iter(bad.items()))
     what = f"was {histogram.low:g} everywhere" if histogram.total else "held no values"
     more = f", and so were {len(bad) - 1} others" if len(bad) > 1 else ""

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import Observation
+from trtopt.calibration.propagation import propagate
 from trtopt.calibration.quality import check_preprocessing, half_ranges
 from trtopt.calibration.table import Table, choose_all
 from trtopt.core.errors import CalibrationError
@@ -28,7 +30,7 @@ from trtopt.graph.passes.placement import Points, find_points, gates_of
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
 from trtopt.graph.proto import STANDARD, fingerprint
-from trtopt.graph.view import to_ir
+from trtopt.graph.view import is_constant, is_float, to_ir
 from trtopt.linting.rules import refuse_damaged
 from trtopt.ort.folding import proven
 from trtopt.ort.sessions import version as ort_version
@@ -42,6 +44,8 @@ class Prepared:
         proto: the folded graph, in FP32 types.
         tensors: observed, in graph order.
         groups: of them, those that get one threshold together.
+        beside: observed, too, where it can be: in a graph with squeeze-and-excite the other floating tensors, for builds that
+            give TensorRT scales beside the graph (`Scales.beside_graph`).
         name: the model's, for people.
         fingerprint: of the folded graph.
     """
@@ -51,6 +55,7 @@ class Prepared:
     groups: tuple[tuple[str, ...], ...]
     name: str
     fingerprint: str
+    beside: tuple[str, ...] = ()
 
     @property
     def identity(self) -> dict[str, str]:
@@ -65,7 +70,8 @@ class Prepared:
         """SHA-256 of all that a pass's histograms depend on, so not of the method; `engine`: what else than ONNX Runtime on the
         CPU runs the model."""
         runs = {"onnxruntime": ort_version("calibration")} if engine is None else {"engine": dict(engine)}
-        graph = {"model": self.fingerprint, "tensors": list(self.tensors), "groups": list(map(list, self.groups))}
+        tensors = [*self.tensors, *self.beside]
+        graph = {"model": self.fingerprint, "tensors": tensors, "groups": list(map(list, self.groups))}
         data = {"data": batches.describe(), "preprocess": batches.preparation}
         return sha256_json({"trtopt": __version__, **runs, "bins": BINS, **graph, **data})
 
@@ -120,7 +126,8 @@ class Prepared:
                 f"the calibration table {why}; calibrate on real inputs: `images=DIR`, or `data='F.npz'`"
             )
         smoothed = [name for name in map(smoothed_name, table.smoothed) if name in table.tensors]
-        names = table.tensors if table.gates else (*self.tensors, *smoothed)
+        beside = [name for name in self.beside if name in table.tensors]
+        names = table.tensors if table.gates else (*self.tensors, *smoothed, *beside)
         kept = {name: table.tensors[name] for name in names}
         needed = replace(table, tensors=kept, groups=self.groups, model=self.identity)
         imported = all(item.histogram is None for item in kept.values())
@@ -157,8 +164,9 @@ def prepare(
     refuse_damaged(folded.proto, str(model.path or "the model"))
     check_overrides(overrides, proto.graph.node)
     graph = to_ir(proto)
-    products = gates_of(graph) if gates else ()
-    if gates and not products:
+    found = gates_of(graph)
+    products = found if gates else ()
+    if gates and not found:
         reporter.note("the model has no squeeze-and-excite, so that `gates=True` changes nothing")
     points = find_points(graph, overrides=overrides, gates=products)
     foreign = sorted({f"{node.op_type} of {node.domain}" for node in proto.graph.node if node.domain not in STANDARD})
@@ -175,4 +183,13 @@ def prepare(
     if foreign:
         reporter.warn(f"what comes after {first_of(foreign, 3)} may be missing in the table: {plugin}")
     name = model.path.name if model.path else model.proto.graph.name
-    return Prepared(proto, tuple(points.activations), tuple(map(tuple, points.groups)), name, folded.fingerprint)
+    tensors, groups = tuple(points.activations), tuple(map(tuple, points.groups))
+    known = propagate(graph, dict.fromkeys(tensors, 1.0), groups) if found else {}
+    beside = [item for item in floating(graph) if item not in known] if found else ()
+    return Prepared(proto, tensors, groups, name, folded.fingerprint, tuple(beside))
+
+
+def floating(model: ir.Model) -> tuple[str, ...]:
+    """Return every floating tensor that isn't constant, in graph order."""
+    values = [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]
+    return tuple(str(value.name) for value in values if is_float(value) and not is_constant(value) and value.name)

@@ -8,19 +8,27 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from trtopt.calibration.calibrator import calibrated
+from trtopt.calibration.prepared import floating
+from trtopt.calibration.propagation import propagate
 from trtopt.calibration.quality import check_samples
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
-from trtopt.calibration.text_cache import is_cache, read_cache
+from trtopt.calibration.text_cache import cache_of, is_cache, read_cache
 from trtopt.core.errors import UnsupportedRequest, UsageError
 from trtopt.core.files import whole
 from trtopt.core.options import named
 from trtopt.core.progress import Reporter
 from trtopt.core.values import BuildSpec, Precision
+from trtopt.core.words import first_of
 from trtopt.data import Batches, open_data, samples_of
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import alone
+from trtopt.graph.half import has_half
 from trtopt.graph.io import Model
+from trtopt.graph.passes.placement import gates_of
+from trtopt.graph.prepare import prepare
+from trtopt.graph.view import to_ir
+from trtopt.trt.capabilities import Capabilities
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,29 @@ class Scales:
             return None
         read_cache(self.request.calib)  # TensorRT says little about a cache that it can't read
         return whole(self.request.calib)
+
+    def beside_graph(self, model: Model, spec: BuildSpec, can: Capabilities, table: Table) -> bytes | None:
+        """Return the table as a cache for TensorRT's own calibrator, where INT8 needs the scales beside the graph; else None.
+
+        TensorRT 10.6 runs what surrounds squeeze-and-excite in INT8 with such scales alone: with Q/DQ in the graph it is slower
+        than FP16, or isn't built (docs/results/tensorrt-10.md). A table that says more than scales goes into the graph.
+        """
+        asked = spec.precision is Precision.INT8 and spec.base is Precision.FP16 and spec.calibrator == "trtopt"
+        other = spec.refit or spec.strip or spec.embed_preprocess or table.left_out or table.repairs or table.smoothed
+        if not asked or other or can.gates_in_int8 or not can.native_calibrator:
+            return None
+        folded = prepare(model).proto
+        graph = to_ir(folded)
+        if has_half(folded) or not gates_of(graph):
+            return None
+        known, names = propagate(graph, table.amax, table.groups), floating(graph)
+        if lacking := [name for name in names if name not in known]:
+            self.request.reporter.warn(
+                f"the table lacks {len(lacking)} tensors ({first_of(lacking)}), without which squeeze-and-excite stays in "
+                "floating point: calibrate the model again for an INT8 engine that may be faster"
+            )
+            return None
+        return cache_of({name: known[name] for name in names})
 
     def native(self, model: Model, spec: BuildSpec) -> Batches | None:
         """The batches for TensorRT's own calibrator, where it is asked for."""

@@ -86,7 +86,12 @@ def read_cache(path: str | os.PathLike[str]) -> TextCache:
 
 
 def write_cache(amax: Mapping[str, float], path: str | os.PathLike[str]) -> Path:
-    """Write a cache that TensorRT 8.6 and 10 take from `read_calibration_cache`."""
+    write_bytes(path, cache_of(amax))
+    return Path(path)
+
+
+def cache_of(amax: Mapping[str, float]) -> bytes:
+    """Return a cache that TensorRT 8.6 and 10 take from `read_calibration_cache`."""
     for name, value in amax.items():
         if not SMALLEST <= value / CODES <= LARGEST:
             allowed = f"{SMALLEST * CODES:.1g} to {LARGEST * CODES:.1g}"
@@ -94,5 +99,4 @@ def write_cache(amax: Mapping[str, float], path: str | os.PathLike[str]) -> Path
         if not name or "\n" in name or "\r" in name:
             raise UsageError(f"a TensorRT cache can't hold the tensor name {name!r}: it is empty or has a line break")
     lines = [HEADER, *(f"{name}: {struct.pack('>f', value / CODES).hex()}" for name, value in amax.items())]
-    write_bytes(path, ("\n".join(lines) + "\n").encode())
-    return Path(path)
+    return ("\n".join(lines) + "\n").encode()

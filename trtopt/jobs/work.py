@@ -97,6 +97,7 @@ def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str
             _graph(opened.folder),
             opened.prepared.tensors,
             probes.watch(opened.samples.part(start, stop)),
+            beside=opened.prepared.beside,
             threads=threads,
             shard=True,
             device=device,
@@ -122,7 +123,7 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
     prepared, probes = replace(opened.prepared, proto=_graph(opened.folder)), Probes()
     for _ in probes.watch(sample for shard in shards for sample in shard.probes):  # of which it keeps as many again
         pass
-    seen = combined(prepared.proto, [shard.observation for shard in shards])
+    seen = combined(prepared.proto, [shard.observation for shard in shards], prepared.beside)
     whole = prepared.table(seen, opened.samples, jobs[0].method, probes=probes.feeds)
     whole = replace(whole, seconds=round(sum(shard.seconds for shard in shards), 3))
 
