@@ -31,7 +31,7 @@ from trtopt.core.errors import Busy, DeviceError, EngineError, EngineMismatch, U
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.arrays import DeviceArray, stream_handle
 from trtopt.cuda.device import Probe
-from trtopt.runtime.contexts import BoundContext
+from trtopt.runtime.launcher import BoundContext
 from trtopt.runtime.session import Session, SessionStats
 
 

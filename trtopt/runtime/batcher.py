@@ -29,7 +29,7 @@ from trtopt.core.values import check_timeout, parse_seconds, x
 from trtopt.cuda.arrays import View, like_host, start, views
 from trtopt.cuda.tensors import Shape, check_array
 from trtopt.data.rebatch import share
-from trtopt.runtime.contexts import MAPPED
+from trtopt.runtime.launcher import MAPPED
 from trtopt.runtime.session import Session
 from trtopt.runtime.slot_pool import CLOSED as SESSION_CLOSED
 from trtopt.runtime.stretch import NativeCall, available, copying

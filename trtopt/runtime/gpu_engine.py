@@ -13,7 +13,6 @@ from trtopt.cuda.device import Device, DeviceInfo, probe
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Signature, signature
 from trtopt.engine.manifest import Manifest
-from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
 from trtopt.trt import plan_loader
 from trtopt.trt.loader import Loader
@@ -117,10 +116,10 @@ class GpuEngine:
         self._store, runtime_cache = self._kept(plan) if generation.family == "rtx" else (None, None)
         self.memory = Memory(device, limit)
         with device.current():
-            self.loaded: LoadedEngine | None = generation.load(
+            self._loaded: LoadedEngine | None = generation.load(
                 plan, path.name, host_code=trust_host_code, runtime_cache=runtime_cache, capture=graphs > 0
             )
-            self.signature: Signature = signature(self.loaded.engine)
+            self.signature: Signature = signature(self._loaded.engine)
             self.shares = not self.signature.dynamic or self._second_context()
 
     def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
@@ -137,24 +136,24 @@ class GpuEngine:
     def _second_context(self) -> bool:
         """Return True if a second context can be used: TensorRT 8.6 crashes where it can't."""
         engine = self.loaded
-        assert engine is not None
         with self.memory.gpu(engine.scratch_bytes) as scratch:
             contexts = [engine.context(scratch.handle, scratch.nbytes) for _ in range(2)]
             shares = engine.shares_profiles(contexts[1])
             contexts.clear()
         return shares
 
-    def slot(self) -> Slot:
-        if self.loaded is None:
+    @property
+    def loaded(self) -> LoadedEngine:
+        """The engine, until it is closed."""
+        if self._loaded is None:
             raise DeviceError(CLOSED)
-        with self.device.current():
-            return Slot(self)
+        return self._loaded
 
     def close(self) -> list[str]:
         """Let go of the engine; what went wrong with keeping its kernels."""
         with self.device.current():
-            cache = self.loaded.runtime_cache() if self.loaded is not None and self._store is not None else None
-            self.loaded = None
+            cache = self._loaded.runtime_cache() if self._loaded is not None and self._store is not None else None
+            self._loaded = None
         if self._store is not None and cache:
             try:
                 write_bytes(self._store, cache)

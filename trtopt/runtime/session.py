@@ -46,10 +46,10 @@ from trtopt.data.rebatch import calls, joined
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
 from trtopt.runtime import images as images_of
 from trtopt.runtime.bound_call import BoundCall, prepare_call
-from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
 from trtopt.runtime.images import Prediction
-from trtopt.runtime.slot import Slot, check_out
+from trtopt.runtime.layout import Source, check_out
+from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
 from trtopt.runtime.timing import LayerTimes, Timing, profile_slot, time_slot
 
@@ -266,7 +266,7 @@ class Session:
                 "without PROFILE_SHARING_0806); trtopt build makes engines that share"
             )
         instead = "open the session with more `contexts=`"
-        self._slots = SlotPool([gpu.slot for gpu in gpus], contexts, instead)
+        self._slots = SlotPool([functools.partial(Slot, gpu) for gpu in gpus], contexts, instead)
         self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
 
     # Running -------------------------------------------------------------------------------------------------------
@@ -554,7 +554,7 @@ class Session:
                 "this engine lets one context use its profile, so none can be profiled: build it with trtopt"
             )
         layer_infos = converted(list(self.manifest.layers), tuple[LayerInfo, ...]) if self.manifest else ()
-        slot = self._gpus[0].slot()
+        slot = Slot(self._gpus[0])
         try:
             with slot.device.current():
                 return profile_slot(slot, arrays, self._accept(arrays), layer_infos, iterations, warmup)

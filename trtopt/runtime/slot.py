@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import itertools
-import math
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
-from trtopt.core.values import x
-from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start, writable
+from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
 from trtopt.cuda.device import Cuda, Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks
-from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
-from trtopt.runtime.contexts import (
+from trtopt.cuda.tensors import Shape
+from trtopt.runtime.contexts import ContextCache
+from trtopt.runtime.gpu_engine import GpuEngine
+from trtopt.runtime.launcher import BoundContext, Launcher
+from trtopt.runtime.layout import (
     DEVICE,
     PINNED,
-    REMEMBERED,
     STAGED,
-    BoundContext,
-    ContextCache,
+    Copy,
+    Layout,
     Location,
-    Locations,
-    Prepared,
-    Replay,
+    Result,
     Source,
+    check_shape,
     on_device,
 )
-from trtopt.runtime.stretch import SOURCE, TO, WIDTH, NativeCall, available, calling, copying, same
+from trtopt.runtime.replay import Replay, Stretches
+from trtopt.runtime.stretch import available
 
-if TYPE_CHECKING:
-    from trtopt.runtime.gpu_engine import GpuEngine
-
-Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
-Result: TypeAlias = "Block | Source | None"  # where an output goes; None: host memory, of a shape that isn't known yet
-# Where a call's arrays lie; copies of inputs in host memory into pinned memory of ours; where the outputs go; the streams that
-# come first: those that may still make or read these arrays, and the default one, on which memory of ours may have been read.
-Layout: TypeAlias = "tuple[Locations, list[Copy], list[Result], tuple[int, ...]]"
 _KNOWN = 256  # arrays whose address is remembered, so that each call needn't find out whose memory it is
 _LARGE = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 
@@ -54,24 +44,24 @@ class Slot:
     def __init__(self, engine: GpuEngine) -> None:
         device = engine.device
         self.device, self.signature = device, engine.signature
-        self._cuda = device.cuda
+        self._cuda, self._ordinal = device.cuda, device.info.ordinal
         kinds = self._cuda.functions.cudaMemcpyKind
         # Not of `self`: a result that is kept would keep the slot.
         self._fetch = functools.partial(_fetch, device.cuda, kinds.cudaMemcpyDeviceToHost)
         self.stream = device.stream()
-        self.stream_ptr, self._raw = self.stream.handle, self.stream.raw
+        self.stream_ptr = self.stream.handle
         self._event = device.event(timing=False)
         self._events: dict[int, Event] = {}
         # id of an array of `Session.pinned` → where it lies.
         self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], Location]] = {}
-        self._ordinal = device.info.ordinal
-        self._driver = device.cuda.driver
-        self.by_stretch = self._driver is not None and available()  # whole calls without the GIL
-        self._here = ctypes.c_int64()  # the thread's current context, where a stretch looks
+        self.stretches: Stretches | None = None  # for whole calls without the GIL
+        if (driver := device.cuda.driver) is not None and device.cuda.context is not None and available():
+            self.stretches = Stretches(driver, device.cuda.context, self.stream_ptr)
         self._pending_stream: int | None = None  # a caller's stream on which this slot's last call may still run
         self._incomplete = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
-        self.contexts = ContextCache(engine, self.stream)
+        self.launcher = Launcher(engine, self.stream)
+        self.contexts = ContextCache(engine, self.launcher)
         self.blocks = Blocks(engine.memory, functools.partial(_follow_default, device, self._event))
         self.replays = 0
 
@@ -96,8 +86,12 @@ class Slot:
         self._incomplete = True
         layout = self.lay_out(bound_context, arrays, out, stream)
         outputs = None
-        if self.by_stretch and stream is None and (replay := bound_context.graphs.get(layout[0])) is not None:
-            outputs = self._replay(replay, bound_context, layout, out, example)
+        if (
+            stream is None
+            and (replay := bound_context.graphs.get(layout[0])) is not None
+            and self.stretches is not None
+        ):
+            outputs = self._replay(self.stretches, replay, bound_context, layout, out, example)
         if outputs is None:
             with self.device.current():
                 outputs = self._run(bound_context, arrays, layout, out, stream, example)
@@ -170,6 +164,7 @@ class Slot:
 
     def _replay(
         self,
+        stretches: Stretches,
         replay: Replay,
         bound_context: BoundContext,
         layout: Layout,
@@ -178,9 +173,9 @@ class Slot:
     ) -> dict[str, Any] | None:
         """Infer by a graph that was captured before: the common case, short. It needs no current device. None where a stretch
         can't: a stream has work left that comes first, an array isn't contiguous, a call failed."""
-        if (stretches := self.filled(replay, bound_context, layout)) is None:
+        if (filled := stretches.fill(replay, bound_context.landing, layout)) is None:
             return None
-        (first, last), results = stretches, layout[2]
+        (first, last), results = filled, layout[2]
         if first.run_without_gil() if layout[1] or last is first else first.run_with_gil():
             return None
         replay.last_use = self.contexts.calls
@@ -189,56 +184,10 @@ class Slot:
             return dict(zip(self.signature.results, results))
         outputs, late = self.outputs_of(bound_context, results, out, None, example)  # while the GPU works
         if last is not first and last.run_without_gil():
-            self.wait(self._raw, self.stream_ptr)
+            self.wait(self.stream_ptr)
             for target, landing in late:
                 np.copyto(target, landing)
         return outputs
-
-    def filled(
-        self, replay: Replay, bound_context: BoundContext, layout: Layout, *, one: bool = False
-    ) -> tuple[NativeCall, NativeCall] | None:
-        """Return the whole of a call in one stretch, twice; or, unless it is to be `one`, in two, where results are in GPU
-        memory: the second waits. None where an array isn't contiguous."""
-        _, copies, results, streams = layout
-        known = replay.stretches.get(streams)
-        first, last, sources, targets = known or self._prepare(replay, bound_context, layout, one)
-        for word, (_, source) in zip(sources, copies):
-            if not source.flags.c_contiguous:
-                return None
-            first.words[word] = start(source)
-        if targets:
-            for word, target in zip(targets, [item for item in results if isinstance(item, np.ndarray)]):
-                if not target.flags.c_contiguous:
-                    return None
-                last.words[word] = start(target)
-        return first, last
-
-    def _prepare(self, replay: Replay, bound_context: BoundContext, layout: Layout, one: bool) -> Prepared:
-        """Make a call with the graph but for where the caller's arrays in host memory lie. It fails before the launch if a
-        stream that comes first has work left, or another device is current, whose default stream would be asked."""
-        driver, here = self._driver, ctypes.addressof(self._here)
-        assert driver is not None and self._cuda.context is not None
-        _, copies, results, streams = layout
-        rows = [copying(start(to), 0, to.nbytes) for to, _ in copies]
-        sources = tuple(WIDTH * row + SOURCE for row in range(len(rows)))
-        if streams:
-            rows += [calling(driver.getting, here), same(here, self._cuda.context)]
-        rows += [calling(driver.querying, stream) for stream in streams]
-        rows.append(calling(driver.launching, replay.address, self.stream_ptr))
-        pairs = zip(results, bound_context.landing)
-        landings = [landing for item, landing in pairs if isinstance(item, np.ndarray) and landing is not None]
-        ends = [
-            calling(driver.synchronizing, self.stream_ptr),
-            *(copying(0, start(item), item.nbytes) for item in landings),
-        ]
-        one = one or len(landings) == len(results)
-        first = NativeCall([*rows, *ends] if one else rows)
-        last, before = (first, len(rows) + 1) if one else (NativeCall(ends), 1)
-        if len(replay.stretches) >= REMEMBERED:
-            replay.stretches.clear()
-        targets = tuple(WIDTH * (before + row) + TO for row in range(len(landings)))
-        replay.stretches[streams] = prepared = first, last, sources, targets
-        return prepared
 
     def _run(
         self,
@@ -249,7 +198,7 @@ class Slot:
         stream: int | None,
         example: Any,
     ) -> dict[str, Any]:
-        target, raw = (self.stream_ptr, self._raw) if stream is None else (stream, stream)
+        target = self.stream_ptr if stream is None else stream
         locations, _, results, _ = layout
         waits = stream is None or any(location.place != DEVICE for location in locations)
         replay = self.contexts.replay(bound_context, arrays, locations)
@@ -259,10 +208,10 @@ class Slot:
             return self._run(bound_context, arrays, layout, out, stream, example)
         self.give_inputs(layout, target)
         if replay is not None:
-            self.launch(replay.raw, replay.address, raw, target)
+            self.launch(replay, target)
             self.replays += 1
         else:
-            self.contexts.enqueue(bound_context, arrays, locations, target)
+            self.launcher.enqueue(bound_context, arrays, locations, target)
         if not waits:
             read_on(target, arrays)
         return self.finish(bound_context, results, out, stream, waits, example)
@@ -290,7 +239,7 @@ class Slot:
             self._cuda("cudaEventRecord", self._event.raw, free)
             self._pending_stream = free
         else:
-            self.wait(*((self._raw, self.stream_ptr) if stream is None else (stream, stream)))
+            self.wait(self.stream_ptr if stream is None else stream)
         for array, landing in copies:
             np.copyto(array, landing)
         return outputs
@@ -331,7 +280,8 @@ class Slot:
                     value.written(free, None if free is None else self._ready(value.address, free))
             else:
                 if landing is None:
-                    landing = self.contexts.host[tensor.name].array(tensor.dtype, self.contexts.allocated[tensor.name])
+                    shape = self.launcher.allocated[tensor.name]
+                    landing = self.launcher.host[tensor.name].array(tensor.dtype, shape)
                     if result is not None:
                         check_shape(tensor, result, landing.shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
@@ -340,15 +290,13 @@ class Slot:
             outputs[tensor.name] = value
         return outputs, copies
 
-    def launch(self, graph: Any, address: int, raw: Any, stream: int) -> None:
-        """Launch a graph. It and `raw`, the stream, are as the runtime takes them."""
-        if self._driver is None or stream != self.stream_ptr or self._driver.launch(address, stream):
-            self._cuda("cudaGraphLaunch", graph, raw)
+    def launch(self, replay: Replay, stream: int) -> None:
+        """Give a graph to a stream."""
+        self._cuda("cudaGraphLaunch", replay.graph.raw, stream)
 
-    def wait(self, raw: Any, stream: int) -> None:
-        """Wait until what was given to the stream, `raw` to the runtime, is done."""
-        if self._driver is None or stream != self.stream_ptr or self._driver.synchronize(stream):
-            self._cuda("cudaStreamSynchronize", raw)
+    def wait(self, stream: int) -> None:
+        """Wait until what was given to the stream is done."""
+        self._cuda("cudaStreamSynchronize", stream)
 
     def wait_previous(self, stream: int | None) -> None:
         """Let what the last call left behind end, or come before what is given to `stream` now."""
@@ -361,11 +309,11 @@ class Slot:
                 self._event.synchronize()
             self._incomplete, self._pending_stream = False, None
         elif self._pending_stream is not None and self._pending_stream != stream:
-            self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
+            self._cuda("cudaStreamWaitEvent", self.stream_ptr if stream is None else stream, self._event.raw, 0)
             self._pending_stream = None
 
     def pinned_at(self, array: NDArray[Any]) -> Location | None:
-        """Where the array lies if it is whole and page-locked."""
+        """Return where the array lies if it is whole and page-locked."""
         entry = self._pinned.get(id(array))
         if entry is not None and entry[0]() is array:
             return entry[1]
@@ -426,41 +374,3 @@ def read_on(stream: int, arrays: Sequence[Source]) -> None:
     for array in arrays:
         if isinstance(array, View) and isinstance(array.owner, DeviceArray):
             array.owner.streams.add(stream)
-
-
-def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:
-    if tuple(array.shape) != shape:
-        raise UsageError(f"out[{tensor.name!r}] has shape {x(array.shape)}; this call gives {x(shape)}")
-
-
-def check_out(signature: Signature, out: Mapping[str, Any], originals: Mapping[str, Any]) -> None:
-    """Raise UsageError unless each of `out`, views of `originals`, is an output, of its type and rank, and can be written."""
-    outputs = signature.results
-    for name, array in out.items():
-        if name not in outputs:
-            raise UsageError(f"out has {name!r}; the engine gives {', '.join(map(repr, outputs))}")
-        check_array(outputs[name], array, "out")
-        if not writable(originals[name]):
-            raise UsageError(
-                f"out[{name!r}] is {type(originals[name]).__name__}, which can't be written into: give a NumPy array, or a "
-                "torch or CuPy tensor"
-            )
-        if array.read_only if isinstance(array, View) else not array.flags.writeable:
-            raise UsageError(f"out[{name!r}] is read-only: give an array that may be written into")
-    if len(out) > 1:
-        _check_no_overlap(out)
-
-
-def _check_no_overlap(out: Mapping[str, Source]) -> None:
-    """Raise UsageError where one result would be written over another."""
-    ranges = []
-    for name, array in out.items():
-        if isinstance(array, View):
-            ranges.append((array.address, array.address + math.prod(array.shape) * array.dtype.itemsize, name))
-        elif array.flags.c_contiguous:  # others may lie side by side in one block
-            first = start(array)
-            ranges.append((first, first + array.nbytes, name))
-    ranges.sort()
-    for (_, end, name), (begin, _, other) in itertools.pairwise(ranges):
-        if begin < end:
-            raise UsageError(f"out[{name!r}] and out[{other!r}] lie in the same memory: give an array for each")

@@ -15,7 +15,8 @@ from trtopt.core.documents import Described
 from trtopt.core.values import LayerInfo, Precision, x
 from trtopt.cuda.device import Event
 from trtopt.cuda.tensors import Shape
-from trtopt.runtime.contexts import DEVICE, RESIDENT, BoundContext, Location, Locations, Source
+from trtopt.runtime.launcher import BoundContext
+from trtopt.runtime.layout import DEVICE, RESIDENT, Location, Locations, Source
 from trtopt.runtime.slot import Slot
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) ->
     bound_context = slot.contexts.bind(arrays, shapes)
     layout = slot.lay_out(bound_context, arrays, None, None)
     slot.give_inputs(layout, slot.stream_ptr)
-    slot.contexts.enqueue(bound_context, arrays, layout[0], slot.stream_ptr)
+    slot.launcher.enqueue(bound_context, arrays, layout[0], slot.stream_ptr)
     slot.stream.synchronize()
     return bound_context, layout[0]
 
@@ -128,10 +129,10 @@ def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tu
     bound_context, locations = run_once(slot, arrays, shapes)
     inside = [location if location.place == DEVICE else RESIDENT for location in locations[: len(arrays)]]
     for tensor, shape in zip(slot.signature.outputs, bound_context.outputs):
-        inside.append(RESIDENT if shape is None else Location(DEVICE, slot.contexts.buffer(tensor).handle))
-    graph, note = slot.contexts.captured(bound_context, arrays, tuple(inside))
+        inside.append(RESIDENT if shape is None else Location(DEVICE, slot.launcher.buffer(tensor).handle))
+    graph, note = slot.launcher.capture(bound_context, arrays, tuple(inside))
     if graph is None:
-        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.stream_ptr)), False, note
+        return (lambda: slot.launcher.enqueue(bound_context, arrays, tuple(inside), slot.stream_ptr)), False, note
     return (lambda: graph.launch(slot.stream)), True, ""
 
 
@@ -152,10 +153,10 @@ def profile_slot(
         times[name] = times.get(name, 0.0) + milliseconds  # of a loop's body, each time that it ran
 
     runs: list[dict[str, float]] = []
-    bound_context.context.profiler = profiler = slot.contexts.loaded.profiler(note)
+    bound_context.context.profiler = profiler = slot.launcher.loaded.profiler(note)
     for number in range(warmup + iterations):
         times.clear()
-        slot.contexts.enqueue(bound_context, arrays, locations, slot.stream_ptr)
+        slot.launcher.enqueue(bound_context, arrays, locations, slot.stream_ptr)
         slot.stream.synchronize()
         if number >= warmup:
             runs.append(dict(times))
