@@ -22,7 +22,7 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.evaluation import baselines, benchmark
 from trtopt.evaluation.benchmark import bench
-from trtopt.runtime.session import MemoryReport
+from trtopt.runtime.open_engine import MemoryReport
 from trtopt.runtime.timing import Spread, Timing
 
 

@@ -32,7 +32,8 @@ from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.arrays import DeviceArray, stream_handle
 from trtopt.cuda.device import Probe
 from trtopt.runtime.launcher import BoundContext
-from trtopt.runtime.session import Session, SessionStats
+from trtopt.runtime.open_engine import SessionStats
+from trtopt.runtime.session import Session
 
 
 def test_describes_the_engine_and_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda, open_session: Open) -> None:

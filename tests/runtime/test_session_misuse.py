@@ -377,7 +377,7 @@ def test_code_that_a_plan_carries_runs_only_by_request(
         outputs=(),
     )
     monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: FakeLoader(load, "8.6.1"))
-    monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
+    monkeypatch.setattr("trtopt.runtime.open_engine.load_manifest", lambda path: manifest)
     path = tmp_path / "net.engine"
     if refused:
         with pytest.raises(UsageError, match=r"net\.engine .*machine code.*`trust_host_code=True`"):

@@ -76,6 +76,14 @@ class Signature:
             takes = ", ".join(repr(item.name) for item in self.inputs)
             raise UsageError(f"inputs: {', '.join(wrong)}; the engine takes {takes}")
 
+    def accept(self, arrays: Sequence[Any]) -> tuple[Shape, ...]:
+        """Return the shapes of all inputs; UsageError for a wrong type. (Ranks and shapes a slot checks that doesn't know
+        them.)"""
+        for tensor, array in zip(self.inputs, arrays):
+            if array.dtype != tensor.dtype:
+                check_array(tensor, array)
+        return tuple([array.shape for array in arrays])
+
     def profile(self, shapes: Sequence[Shape]) -> int:
         """The number of the profile for these input shapes: of those they fit, the one tuned for the nearest. UsageError where
         they fit none: the message gives the shapes allowed."""

@@ -36,8 +36,9 @@ from trtopt.engine.manifest import REASONS, Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.runtime.request import opening_options
-from trtopt.runtime.session import BACKENDS, MemoryReport, Session
+from trtopt.runtime.open_engine import MemoryReport
+from trtopt.runtime.request import BACKENDS, opening_options
+from trtopt.runtime.session import Session
 from trtopt.runtime.timing import Spread, in_turns, timed
 
 _ROUNDS = 5

@@ -31,7 +31,6 @@ from trtopt.cuda.tensors import Shape, check_array
 from trtopt.data.rebatch import share
 from trtopt.runtime.launcher import MAPPED
 from trtopt.runtime.session import Session
-from trtopt.runtime.slot_pool import CLOSED as SESSION_CLOSED
 from trtopt.runtime.stretch import NativeCall, available, copying
 
 Array = NDArray[Any]
@@ -155,9 +154,7 @@ class Batcher:
         max_queue: int = 4,
         slots: int | None = None,
     ) -> None:
-        session._alive()
-        if session._closing:
-            raise DeviceError(SESSION_CLOSED)
+        session._check_open()
         self.max_delay = min(parse_seconds(max_delay, "`max_delay=`"), threading.TIMEOUT_MAX)
         slots = 2 * max(1, len(session._gpus)) if slots is None else slots
         for name, value in (("max_queue", max_queue), ("slots", slots), ("max_batch", max_batch)):

@@ -16,7 +16,7 @@ from trtopt.cuda.device import after_capture
 from trtopt.cuda.memory import Block
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.launcher import BoundContext
-from trtopt.runtime.layout import Layout, Source
+from trtopt.runtime.layout import Layout, Source, Wanted
 from trtopt.runtime.replay import Replay
 from trtopt.runtime.slot import Slot, read_on
 
@@ -70,17 +70,12 @@ class BoundCall:
 
 
 def prepare_call(
-    slot: Slot,
-    arrays: Sequence[Source],
-    shapes: tuple[Shape, ...],
-    out: Mapping[str, Source] | None = None,
-    stream: int | None = None,
-    example: Any = None,
+    slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...], wanted: Wanted
 ) -> tuple[Callable[[], None], dict[str, Any], str, Any]:
     """Prepare a call on these very arrays, read and written where they lie; nobody else may use the slot meanwhile.
 
-    Without `stream`, a call comes after what the legacy default stream, and the streams that made the arrays, have to do by
-    then; and it waits for the results, as one with arrays in host memory does.
+    Without a stream of the caller's, a call comes after what the legacy default stream, and the streams that made the arrays,
+    have to do by then; and it waits for the results, as one with arrays in host memory does.
 
     Args: as `Slot.run`.
 
@@ -94,14 +89,15 @@ def prepare_call(
     bound_context = slot.contexts.bind(arrays, shapes)
     if None in bound_context.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
+    stream = wanted.stream
     own = slot.stream_ptr if stream is None else stream
-    locations, copies, targets, streams = slot.lay_out(bound_context, arrays, out, stream, least=0)
+    locations, copies, targets, streams = slot.lay_out(bound_context, arrays, wanted, least=0)
     if any(isinstance(array, View) for array in arrays):
         streams = tuple({*streams, LEGACY} - {own})
     enqueue = functools.partial(slot.launcher.enqueue, bound_context, arrays, locations, own)
     slot.give_inputs((locations, copies, targets, streams), own)
     enqueue()  # TensorRT wants one before a capture
-    results = slot.finish(bound_context, targets, out, stream, True, example)
+    results = slot.finish(bound_context, targets, wanted, True)
     if stream is not None:
         streams = ()
         read_on(stream, arrays)
@@ -111,7 +107,7 @@ def prepare_call(
     graph, note = slot.launcher.capture(bound_context, arrays, locations)
     replay = None if graph is None else Replay(graph)
     call = _repeated(slot, bound_context, (locations, copies, targets, streams), stream, replay, enqueue)
-    return call, results, note, (graph, arrays, out)
+    return call, results, note, (graph, arrays, wanted)
 
 
 def _repeated(

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
@@ -30,10 +31,10 @@ class Location(NamedTuple):
     address: int = 0
 
 
-@functools.lru_cache(256)
-def on_device(address: int) -> Location:
-    """Return one for each address: each call asks for it."""
-    return Location(DEVICE, address)
+@functools.lru_cache(512)
+def at(place: str, address: int) -> Location:
+    """Return one location for each address: each call asks for it."""
+    return Location(place, address)
 
 
 STAGED, RESIDENT = Location(_STAGING), Location(_RESIDENT)
@@ -44,6 +45,21 @@ Result: TypeAlias = "Block | Source | None"  # where an output goes; None: host 
 # Where a call's arrays lie; copies of inputs in host memory into pinned memory of ours; where the outputs go; the streams that
 # come first: those that may still make or read these arrays, and the default one, on which memory of ours may have been read.
 Layout: TypeAlias = "tuple[Locations, list[Copy], list[Result], tuple[int, ...]]"
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a caller wants of a call's results.
+
+    Attributes:
+        out: views of arrays that they go into, by output; of others new ones are made.
+        stream: the caller's, which they come in the order of; None: they are waited for.
+        example: an array of the library that new ones are made for; None: NumPy.
+    """
+
+    out: Mapping[str, Source] = field(default_factory=dict)
+    stream: int | None = None
+    example: Any = None
 
 
 def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,15 @@ from trtopt.runtime.layout import (
     Location,
     Result,
     Source,
+    Wanted,
+    at,
     check_shape,
-    on_device,
 )
 from trtopt.runtime.replay import Replay, Stretches
 from trtopt.runtime.stretch import available
 
-_KNOWN = 256  # arrays whose address is remembered, so that each call needn't find out whose memory it is
 _LARGE = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
+_NEW = Wanted()
 
 
 class Slot:
@@ -52,8 +52,6 @@ class Slot:
         self.stream_ptr = self.stream.handle
         self._event = device.event(timing=False)
         self._events: dict[int, Event] = {}
-        # id of an array of `Session.pinned` → where it lies.
-        self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], Location]] = {}
         self.stretches: Stretches | None = None  # for whole calls without the GIL
         if (driver := device.cuda.driver) is not None and device.cuda.context is not None and available():
             self.stretches = Stretches(driver, device.cuda.context, self.stream_ptr)
@@ -65,46 +63,29 @@ class Slot:
         self.blocks = Blocks(engine.memory, functools.partial(_follow_default, device, self._event))
         self.replays = 0
 
-    # The call ------------------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        arrays: Sequence[Source],
-        shapes: tuple[Shape, ...],
-        out: Mapping[str, Source] | None = None,
-        stream: int | None = None,
-        example: Any = None,
-    ) -> dict[str, Any]:
-        """Infer once on arrays that fit the signature; into those of `out`, and new ones of the library that `example` is of.
+    def run(self, arrays: Sequence[Source], shapes: tuple[Shape, ...], wanted: Wanted = _NEW) -> dict[str, Any]:
+        """Infer once on arrays that fit the signature.
 
         What happens before the launch is kept short; what can be done while the GPU works, is done then. On a caller's
-        `stream` this returns while it runs, if every array is in GPU memory.
+        stream this returns while it runs, if every array is in GPU memory.
         """
         if self._incomplete or self._pending_stream is not None or self.shared:
-            self.wait_previous(stream)
+            self.wait_previous(wanted.stream)
         bound_context = self.contexts.bind(arrays, shapes)
         self._incomplete = True
-        layout = self.lay_out(bound_context, arrays, out, stream)
+        layout = self.lay_out(bound_context, arrays, wanted)
         outputs = None
-        if (
-            stream is None
-            and (replay := bound_context.graphs.get(layout[0])) is not None
-            and self.stretches is not None
-        ):
-            outputs = self._replay(self.stretches, replay, bound_context, layout, out, example)
+        if self.stretches is not None and wanted.stream is None:
+            replay = bound_context.graphs.get(layout[0])
+            outputs = None if replay is None else self._replay(self.stretches, replay, bound_context, layout, wanted)
         if outputs is None:
             with self.device.current():
-                outputs = self._run(bound_context, arrays, layout, out, stream, example)
+                outputs = self._run(bound_context, arrays, layout, wanted)
         self._incomplete = False
         return outputs
 
     def lay_out(
-        self,
-        bound_context: BoundContext,
-        arrays: Sequence[Source],
-        out: Mapping[str, Source] | None,
-        stream: int | None,
-        least: int = _LARGE,
+        self, bound_context: BoundContext, arrays: Sequence[Source], wanted: Wanted, least: int = _LARGE
     ) -> Layout:
         """Find where each input and output of a call lies; from `least` bytes on, whether an input is in pinned memory. Nothing
         is copied or waited for yet."""
@@ -120,26 +101,22 @@ class Slot:
                     )
                 locations.append(self._seen(array, streams))
                 on_gpu = True
-            elif (
-                array.base is not None
-                and array.nbytes >= least
-                and not tensor.on_host
-                and (pinned := self.pinned_at(array)) is not None
-            ):
-                locations.append(pinned)
+            elif array.base is not None and array.nbytes >= least and not tensor.on_host and self._is_pinned(array):
+                locations.append(at(PINNED, start(array)))
             else:
                 locations.append(STAGED)
                 copies.append((staging, array))
         results: list[Result] = []
-        if out is None and not on_gpu and len(bound_context.results) == len(bound_context.outputs):
+        out, stream = wanted.out, wanted.stream
+        if not out and not on_gpu and len(bound_context.results) == len(bound_context.outputs):
             results += [np.empty(shape, dtype) for shape, dtype in bound_context.results]
             return (*locations, *bound_context.staged), copies, results, ()
         target = self.stream_ptr if stream is None else stream
         for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
-            given = out.get(tensor.name) if out else None
+            given = out.get(tensor.name)
             if given is None and on_gpu and shape is not None and not tensor.on_host:
                 results.append(block := self.blocks.take(size, target, stream is None))
-                locations.append(on_device(block.address))
+                locations.append(at(DEVICE, block.address))
                 if stream is None:
                     streams.add(LEGACY)
                 continue
@@ -160,16 +137,19 @@ class Slot:
             raise UsageError(f"an input lies on GPU {array.ordinal}; this engine runs on GPU {self._ordinal}")
         if array.stream is not None:
             streams.add(array.stream)
-        return on_device(array.address)
+        return at(DEVICE, array.address)
+
+    def _is_pinned(self, array: NDArray[Any]) -> bool:
+        """Return True for an array that is whole and page-locked."""
+        owner: Any = array
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        if owner is None or not array.flags.c_contiguous:  # NumPy's own: asking CUDA takes longer than the rest of this
+            return False
+        return isinstance(owner, HostBuffer) or self.device.is_pinned(start(array))
 
     def _replay(
-        self,
-        stretches: Stretches,
-        replay: Replay,
-        bound_context: BoundContext,
-        layout: Layout,
-        out: Mapping[str, Source] | None,
-        example: Any,
+        self, stretches: Stretches, replay: Replay, bound_context: BoundContext, layout: Layout, wanted: Wanted
     ) -> dict[str, Any] | None:
         """Infer by a graph that was captured before: the common case, short. It needs no current device. None where a stretch
         can't: a stream has work left that comes first, an array isn't contiguous, a call failed."""
@@ -180,9 +160,9 @@ class Slot:
             return None
         replay.last_use = self.contexts.calls
         self.replays += 1
-        if last is first and example is None:
+        if last is first and wanted.example is None:
             return dict(zip(self.signature.results, results))
-        outputs, late = self.outputs_of(bound_context, results, out, None, example)  # while the GPU works
+        outputs, late = self._outputs(bound_context, results, wanted, None)  # while the GPU works
         if last is not first and last.run_without_gil():
             self.wait(self.stream_ptr)
             for target, landing in late:
@@ -190,22 +170,14 @@ class Slot:
         return outputs
 
     def _run(
-        self,
-        bound_context: BoundContext,
-        arrays: Sequence[Source],
-        layout: Layout,
-        out: Mapping[str, Source] | None,
-        stream: int | None,
-        example: Any,
+        self, bound_context: BoundContext, arrays: Sequence[Source], layout: Layout, wanted: Wanted
     ) -> dict[str, Any]:
-        target = self.stream_ptr if stream is None else stream
-        locations, _, results, _ = layout
-        waits = stream is None or any(location.place != DEVICE for location in locations)
+        locations, target = layout[0], self.stream_ptr if wanted.stream is None else wanted.stream
+        waits = wanted.stream is None or any(location.place != DEVICE for location in locations)
         replay = self.contexts.replay(bound_context, arrays, locations)
         if replay is None and any(location.place == PINNED for location in locations):
             # Graphs for addresses there are few: as if it lay elsewhere, then.
-            layout = self.lay_out(bound_context, arrays, out, stream, least=sys.maxsize)
-            return self._run(bound_context, arrays, layout, out, stream, example)
+            return self._run(bound_context, arrays, self.lay_out(bound_context, arrays, wanted, sys.maxsize), wanted)
         self.give_inputs(layout, target)
         if replay is not None:
             self.launch(replay, target)
@@ -214,51 +186,44 @@ class Slot:
             self.launcher.enqueue(bound_context, arrays, locations, target)
         if not waits:
             read_on(target, arrays)
-        return self.finish(bound_context, results, out, stream, waits, example)
+        return self.finish(bound_context, layout[2], wanted, waits)
 
     def give_inputs(self, layout: Layout, target: int) -> None:
         """Let what `target` is given from now on come after the work that makes the arrays, and copy those in host memory."""
         _, copies, _, streams = layout
-        self.after(streams, target)
+        with self.device.current():  # whose default stream is meant
+            for stream in streams:
+                if stream != target and not self.device.idle(stream):
+                    self._cuda("cudaEventRecord", self._event.raw, stream)
+                    self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
         for staging, array in copies:
             np.copyto(staging, array)
 
     def finish(
-        self,
-        bound_context: BoundContext,
-        results: Sequence[Result],
-        out: Mapping[str, Source] | None,
-        stream: int | None,
-        waits: bool,
-        example: Any,
+        self, bound_context: BoundContext, results: Sequence[Result], wanted: Wanted, waits: bool
     ) -> dict[str, Any]:
         """Make the results, and wait for them; or not, where they stay in the order of the caller's stream."""
-        free = None if waits else stream
-        outputs, copies = self.outputs_of(bound_context, results, out, free, example)
+        free = None if waits else wanted.stream
+        outputs, copies = self._outputs(bound_context, results, wanted, free)
         if free is not None:
             self._cuda("cudaEventRecord", self._event.raw, free)
             self._pending_stream = free
         else:
-            self.wait(self.stream_ptr if stream is None else stream)
+            self.wait(self.stream_ptr if wanted.stream is None else wanted.stream)
         for array, landing in copies:
             np.copyto(array, landing)
         return outputs
 
-    def outputs_of(
-        self,
-        bound_context: BoundContext,
-        results: Sequence[Result],
-        out: Mapping[str, Source] | None,
-        free: int | None,
-        example: Any,
+    def _outputs(
+        self, bound_context: BoundContext, results: Sequence[Result], wanted: Wanted, free: int | None
     ) -> tuple[dict[str, Any], list[Copy]]:
         """Return what the caller gets, in the order of the stream `free` if that isn't None, and the copies that are to be made
         into those in host memory when the GPU is done."""
         outputs: dict[str, Any] = {}
         copies: list[Copy] = []
-        for tensor, shape, landing, result in zip(
-            self.signature.outputs, bound_context.outputs, bound_context.landing, results
-        ):
+        example = wanted.example
+        tensors = zip(self.signature.outputs, bound_context.outputs, bound_context.landing, results)
+        for tensor, shape, landing, result in tensors:
             value: Any
             if isinstance(result, Block):
                 assert shape is not None
@@ -286,7 +251,7 @@ class Slot:
                         check_shape(tensor, result, landing.shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
                 copies.append((value, landing))
-                value = value if example is None or (out and tensor.name in out) else like_host(example, value)
+                value = value if example is None or tensor.name in wanted.out else like_host(example, value)
             outputs[tensor.name] = value
         return outputs, copies
 
@@ -311,32 +276,6 @@ class Slot:
         elif self._pending_stream is not None and self._pending_stream != stream:
             self._cuda("cudaStreamWaitEvent", self.stream_ptr if stream is None else stream, self._event.raw, 0)
             self._pending_stream = None
-
-    def pinned_at(self, array: NDArray[Any]) -> Location | None:
-        """Return where the array lies if it is whole and page-locked."""
-        entry = self._pinned.get(id(array))
-        if entry is not None and entry[0]() is array:
-            return entry[1]
-        owner: Any = array
-        while isinstance(owner, np.ndarray):
-            owner = owner.base
-        if owner is None or not array.flags.c_contiguous:  # NumPy's own: asking CUDA takes longer than the rest of this
-            return None
-        location = Location(PINNED, start(array))
-        if not isinstance(owner, HostBuffer):
-            return location if self.device.is_pinned(location.address) else None
-        if len(self._pinned) >= _KNOWN:
-            self._pinned.clear()
-        self._pinned[id(array)] = weakref.ref(array), location
-        return location
-
-    def after(self, streams: Iterable[int], target: int) -> None:
-        """Let what `target` is given from now on come after what those streams have to do by now."""
-        with self.device.current():  # whose default stream is meant
-            for stream in streams:
-                if stream != target and not self.device.idle(stream):
-                    self._cuda("cudaEventRecord", self._event.raw, stream)
-                    self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
 
     def _ready(self, address: int, stream: int) -> Event:
         """An event after what `stream` has to do by now. One for each address: results there follow one another."""

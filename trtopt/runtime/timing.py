@@ -7,16 +7,19 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trtopt.core.documents import Described
+from trtopt.core.documents import Described, converted
+from trtopt.core.errors import UsageError
 from trtopt.core.values import LayerInfo, Precision, x
 from trtopt.cuda.device import Event
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.launcher import BoundContext
-from trtopt.runtime.layout import DEVICE, RESIDENT, Location, Locations, Source
+from trtopt.runtime.layout import DEVICE, RESIDENT, Location, Locations, Source, Wanted
+from trtopt.runtime.open_engine import OpenEngine
 from trtopt.runtime.slot import Slot
 
 T = TypeVar("T")
@@ -81,6 +84,42 @@ class LayerTimes:
         return sum(layer.ms for layer in self.layers)
 
 
+def time_engine(engine: OpenEngine, inputs: Mapping[str, Any], iterations: int, warmup: int) -> Timing:
+    """Measure inference as `Session.time`, which describes it."""
+    arrays = _to_measure(engine, inputs, iterations, warmup)
+    slot = engine._slots.take()
+    try:
+        assert isinstance(slot, Slot)
+        with slot.device.current():
+            return time_slot(slot, arrays, engine._signature.accept(arrays), iterations, warmup)
+    finally:
+        engine._slots.give(slot)
+
+
+def profile_engine(engine: OpenEngine, inputs: Mapping[str, Any], iterations: int, warmup: int) -> LayerTimes:
+    """Measure each layer as `Session.profile`, which describes it, in a slot of its own: its context keeps the profiler."""
+    arrays = _to_measure(engine, inputs, iterations, warmup)
+    if not engine._gpus[0].shares:
+        raise UsageError("this engine lets one context use its profile, so none can be profiled: build it with trtopt")
+    layer_infos = converted(list(engine.manifest.layers), tuple[LayerInfo, ...]) if engine.manifest else ()
+    slot = Slot(engine._gpus[0])
+    try:
+        with slot.device.current():
+            return profile_slot(slot, arrays, engine._signature.accept(arrays), layer_infos, iterations, warmup)
+    finally:
+        slot.close()
+
+
+def _to_measure(engine: OpenEngine, inputs: Mapping[str, Any], iterations: int, warmup: int) -> list[NDArray[Any]]:
+    if not (isinstance(iterations, int) and isinstance(warmup, int)) or iterations < 1 or warmup < 0:
+        raise UsageError(f"iterations is {iterations!r} and warmup {warmup!r}; at least 1 and 0 are needed")
+    engine._alive()
+    if not engine._gpus:
+        raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
+    engine._signature.check_names(inputs)
+    return [np.asarray(inputs[item.name]) for item in engine.inputs]
+
+
 def time_slot(
     slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...], iterations: int = 100, warmup: int = 10
 ) -> Timing:
@@ -117,7 +156,7 @@ def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) ->
     """Copy the inputs in and run; what is bound then, and where each input and output is."""
     slot.wait_previous(None)
     bound_context = slot.contexts.bind(arrays, shapes)
-    layout = slot.lay_out(bound_context, arrays, None, None)
+    layout = slot.lay_out(bound_context, arrays, Wanted())
     slot.give_inputs(layout, slot.stream_ptr)
     slot.launcher.enqueue(bound_context, arrays, layout[0], slot.stream_ptr)
     slot.stream.synchronize()
@@ -144,7 +183,7 @@ def profile_slot(
     iterations: int,
     warmup: int,
 ) -> LayerTimes:
-    """Time each layer on `arrays`, in a slot that nothing else uses, now or later: its context keeps the profiler."""
+    """Time each layer on `arrays`, in a slot that nothing else uses, now or later."""
     whole = time_slot(slot, arrays, shapes, iterations, warmup)
     bound_context, locations = run_once(slot, arrays, shapes)
     times: dict[str, float] = {}
