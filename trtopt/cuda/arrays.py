@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 
 _CPU, _CUDA, _PINNED = 1, 2, 3  # DLDeviceType
 LEGACY, UNKNOWN = 1, -1  # streams as DLPack names them: the default one, and none
-_NAMED = {(4, 16): "bfloat16", (10, 8): "float8_e4m3fn"}
-_KINDS = {0: "int", 1: "uint", 2: "float"}
+_NAMES = {  # DLPack's code and bits of a type → its name
+    **{(code, bits): f"{kind}{bits}" for code, kind in enumerate(("int", "uint", "float")) for bits in (8, 16, 32, 64)},
+    (4, 16): "bfloat16",
+    (6, 8): "bool",
+    (10, 8): "float8_e4m3fn",
+}
+del _NAMES[2, 8]
 
 
 @dataclass(slots=True)
@@ -66,9 +71,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-_api = ctypes.pythonapi
-_is_valid, _pointer = _api.PyCapsule_IsValid, _api.PyCapsule_GetPointer
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _NAME = b"dltensor"
 
@@ -120,23 +123,14 @@ def _start(array: NDArray[Any]) -> int:
     return address
 
 
-# NumPy's C ABI: behind what every object begins with, an array's first field is that address.
-_HEAD = object.__basicsize__
-
-
 def _read_start(array: NDArray[Any]) -> int:
-    return ctypes.c_size_t.from_address(id(array) + _HEAD).value
+    # NumPy's C ABI: behind what every object begins with, an array's first field is that address.
+    return ctypes.c_size_t.from_address(id(array) + object.__basicsize__).value
 
 
-def _start_is_read() -> bool:
-    some = np.empty(3)
-    return (
-        sys.implementation.name == "cpython"
-        and _read_start(some[1:]) == _start(some[1:]) == _start(some) + some.itemsize
-    )
-
-
-start = _read_start if _start_is_read() else _start
+_some = np.empty(3)[1:]
+_is_read = sys.implementation.name == "cpython" and _read_start(_some) == _start(_some)
+start = _read_start if _is_read else _start
 """The address of an array's first element. Each call asks for it; reading it is much faster than asking NumPy."""
 
 
@@ -150,10 +144,6 @@ def writable(obj: Any) -> bool:
 
 def gpu_of(obj: Any) -> int | None:
     """The GPU that an array is on; None for one in host memory."""
-    if isinstance(obj, np.ndarray):
-        return None
-    if isinstance(obj, DeviceArray):
-        return obj.ordinal
     if hasattr(obj, "__dlpack_device__"):
         kind, ordinal = obj.__dlpack_device__()
         return int(ordinal) if int(kind) == _CUDA else None
@@ -219,8 +209,6 @@ def _ordinal(obj: Any) -> int:
 
 def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
     name = type(obj).__name__
-    if getattr(obj, "requires_grad", False) is True:
-        raise UsageError(f"{name} requires grad, which arrays don't have: give it with .detach()")
     if hasattr(obj, "is_neg") and obj.is_neg():  # torch's DLPack gives such values with the other sign
         raise UsageError(f"{name} is a view of negated values, which arrays don't know: give it with .resolve_neg()")
     try:
@@ -232,11 +220,9 @@ def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
                 capsule = obj.__dlpack__(stream=stream)
         else:
             capsule = obj.__dlpack__()
+        tensor = _Tensor.from_address(_pointer(capsule, _NAME))  # it lives as long as the capsule
     except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"{name} can't be read in place: {error}") from error
-    if not _is_valid(capsule, _NAME):
-        raise UsageError(f"{name} gives a DLPack capsule of an unknown kind")
-    tensor = _Tensor.from_address(_pointer(capsule, _NAME))  # it lives as long as the capsule
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     dtype = _dtype(tensor.dtype, obj)
     strides = tensor.strides[: tensor.ndim] if tensor.strides and tensor.ndim else None
@@ -277,17 +263,12 @@ def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
-    name = _NAMED.get((kind.code, kind.bits))
-    if kind.lanes == 1:
-        if name:
-            return numpy_dtype(name)
-        if (kind.code, kind.bits) == (6, 8):
-            return np.dtype(np.bool_)
-        if kind.code in _KINDS and kind.bits in (8, 16, 32, 64) and (kind.code, kind.bits) != (2, 8):
-            return np.dtype(f"{_KINDS[kind.code]}{kind.bits}")
-    raise UsageError(
-        f"{type(obj).__name__} has DLPack's type {kind.code} of {kind.bits} bits x {kind.lanes}; it can't be taken"
-    )
+    name = _NAMES.get((kind.code, kind.bits))
+    if name is None or kind.lanes != 1:
+        raise UsageError(
+            f"{type(obj).__name__} has DLPack's type {kind.code} of {kind.bits} bits x {kind.lanes}; it can't be taken"
+        )
+    return numpy_dtype(name)
 
 
 def _contiguous(shape: Shape, strides: Any, stride: int) -> bool:
@@ -399,11 +380,6 @@ class DeviceArray:
         memory = np.asarray(_Memory(self.address, self.shape, None, _plain(self.dtype), self))
         return _capsule(memory, self.dtype, (_CUDA, self.ordinal))
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without axes")
-        return self.shape[0]
-
     def __repr__(self) -> str:
         return f"DeviceArray({x(self.shape)} {self.dtype} on GPU {self.ordinal})"
 
@@ -412,14 +388,12 @@ def _capsule(array: NDArray[Any], dtype: np.dtype[Any], device: tuple[int, int])
     """Return a DLPack capsule of contiguous memory, which lives until its consumer lets go."""
     # NumPy's capsule, corrected: its deleters are in C. One of ours in Python breaks when the capsule is dropped while an
     # exception is under way, and crashes when a tensor outlives the interpreter.
-    code = next((code for (code, _), name in _NAMED.items() if name == dtype.name), None)
-    if code is None and dtype.isbuiltin != 1:
+    code = next((code for (code, _), name in _NAMES.items() if name == dtype.name), None)
+    if code is None:
         raise BufferError(f"{dtype} has no place in DLPack")
     capsule = array.__dlpack__()
     tensor = _Tensor.from_address(_pointer(capsule, _NAME))
-    tensor.device = _Device(*device)
-    if code is not None:
-        tensor.dtype.code = code
+    tensor.device, tensor.dtype.code = _Device(*device), code
     return capsule
 
 
