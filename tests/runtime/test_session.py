@@ -89,7 +89,6 @@ def test_where_nothing_is_captured_every_call_is_enqueued(
     with open_session(adding_engine(cuda, capturable=False), graphs=graphs) as session:
         for seed in range(6):
             check_run(session, inputs_of(4, seed))
-        assert ("plain enqueues" in session._slots._free[0][0].contexts.note) == bool(captures)
         assert (session.stats().graphs, session.stats().replays) == (0, 0)
     assert cuda.calls.count("cudaStreamBeginCapture") == captures
 

@@ -118,6 +118,15 @@ def views(objs: Iterable[Any], stream: int, names: Sequence[str], *, write: bool
     return found
 
 
+def host_views(objs: Iterable[Any], names: Sequence[str], instead: str) -> list[NDArray[Any]]:
+    """Return the arrays of inputs in host memory; UsageError, which ends with `instead`, for one in GPU memory."""
+    found = views(objs, 0, names)
+    for name, array in zip(names, found):
+        if isinstance(array, View):
+            raise UsageError(f"input {name!r} lies in GPU memory; {instead}")
+    return found  # type: ignore[return-value]
+
+
 def _start(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address

@@ -21,9 +21,9 @@ from trtopt.core.documents import Described
 from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.core.options import typed
 from trtopt.core.values import check_timeout, parse_seconds
-from trtopt.cuda.arrays import View, views
+from trtopt.cuda.arrays import host_views
 from trtopt.cuda.tensors import check_array
-from trtopt.runtime.batch import Array, Batch, BatchRunner, BatchSizes, Request, Shapes, tell
+from trtopt.runtime.batch import Batch, BatchRunner, BatchSizes, Request, Shapes, tell
 from trtopt.runtime.session import Session
 
 _IDLE = 0.1  # seconds without a batch after which a thread goes
@@ -196,15 +196,10 @@ class Batcher:
         self._session._alive()
         self._signature.check_names(inputs)
         values = [inputs[name] for name in self._names]
-        arrays: list[Array] = []
-        for tensor, array in zip(self._inputs, views(values, 0, self._names)):
-            if isinstance(array, View):
-                raise UsageError(
-                    f"input {tensor.name!r} lies in GPU memory; batches are put together in host memory: give a NumPy "
-                    "array, or call Session.run"
-                )
+        instead = "batches are put together in host memory: give a NumPy array, or call Session.run"
+        arrays = host_views(values, self._names, instead)
+        for tensor, array in zip(self._inputs, arrays):
             check_array(tensor, array)
-            arrays.append(array)
         samples = arrays[0].shape[0]
         if samples < 1 or any(array.shape[0] != samples for array in arrays):
             counts = ", ".join(f"{tensor.name!r} {array.shape[0]}" for tensor, array in zip(self._inputs, arrays))

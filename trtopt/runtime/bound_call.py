@@ -14,11 +14,10 @@ from trtopt.core.errors import DeviceError, UsageError
 from trtopt.cuda.arrays import LEGACY, View
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.memory import Block
-from trtopt.cuda.tensors import Shape
 from trtopt.runtime.launcher import BoundContext
 from trtopt.runtime.layout import Layout, Source, Wanted
-from trtopt.runtime.replay import Replay
 from trtopt.runtime.slot import Slot, read_on
+from trtopt.runtime.stretch import Replay
 
 
 class BoundCall:
@@ -70,7 +69,7 @@ class BoundCall:
 
 
 def prepare_call(
-    slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...], wanted: Wanted
+    slot: Slot, arrays: Sequence[Source], wanted: Wanted
 ) -> tuple[Callable[[], None], dict[str, Any], str, Any]:
     """Prepare a call on these very arrays, read and written where they lie; nobody else may use the slot meanwhile.
 
@@ -86,7 +85,7 @@ def prepare_call(
     """
     slot.wait_previous(None)
     slot.shared = True
-    bound_context = slot.contexts.bind(arrays, shapes)
+    bound_context = slot.contexts.bind(arrays)
     if None in bound_context.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
     stream = wanted.stream
@@ -94,7 +93,7 @@ def prepare_call(
     locations, copies, targets, streams = slot.lay_out(bound_context, arrays, wanted, least=0)
     if any(isinstance(array, View) for array in arrays):
         streams = tuple({*streams, LEGACY} - {own})
-    enqueue = functools.partial(slot.launcher.enqueue, bound_context, arrays, locations, own)
+    enqueue = functools.partial(slot.launcher.enqueue, bound_context, locations, own)
     slot.give_inputs((locations, copies, targets, streams), own)
     enqueue()  # TensorRT wants one before a capture
     results = slot.finish(bound_context, targets, wanted, True)
@@ -104,7 +103,7 @@ def prepare_call(
         for target in targets:
             if isinstance(target, Block):
                 target.streams.add(stream)
-    graph, note = slot.launcher.capture(bound_context, arrays, locations)
+    graph, note = slot.launcher.capture(bound_context, locations)
     replay = None if graph is None else Replay(graph)
     call = _repeated(slot, bound_context, (locations, copies, targets, streams), stream, replay, enqueue)
     return call, results, note, (graph, arrays, wanted)

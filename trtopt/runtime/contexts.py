@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.cuda.tensors import Shape, check_array
+from trtopt.cuda.tensors import check_array
 from trtopt.runtime.gpu_engine import GpuEngine
 from trtopt.runtime.launcher import BoundContext, Key, Launcher
 from trtopt.runtime.layout import DEVICE, PINNED, Locations, Source
-from trtopt.runtime.replay import Replay
+from trtopt.runtime.stretch import Replay
 
 _REMEMBERED = 64  # shapes and locations seen once
 _MIN_IDLE_CALLS = 16  # calls for each shape or graph that is kept, before one of them makes room for another
@@ -29,7 +29,6 @@ class ContextCache:
     """The contexts of one slot; the fallback only where several can't share a profile.
 
     Attributes:
-        note: why the last capture failed.
         calls: their number so far.
         evictions: contexts and graphs that were replaced.
     """
@@ -42,11 +41,11 @@ class ContextCache:
         self._most_contexts, self._most_graphs = engine.graphs, _GRAPHS * engine.graphs
         self._full = 0  # calls: until then no graph can go, so none is looked for: that takes long beside a call
         self._fallback: BoundContext | None = launcher.context()
-        self.note = ""
         self.calls = self.evictions = 0
 
-    def bind(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> BoundContext:
-        """Return a context set up for these shapes and values."""
+    def bind(self, arrays: Sequence[Source]) -> BoundContext:
+        """Return a context set up for the shapes of these arrays, and for values that give shapes."""
+        shapes = self._signature.accept(arrays)
         values: tuple[bytes, ...] = ()
         if self._reads_shapes:
             pairs = zip(self._signature.inputs, arrays)
@@ -127,7 +126,7 @@ class ContextCache:
     def _all(self) -> list[BoundContext]:
         return [*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else [])]
 
-    def replay(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations) -> Replay | None:
+    def replay(self, bound_context: BoundContext, locations: Locations) -> Replay | None:
         """Return the CUDA graph for these locations; a new one, if they are worth it and there is room."""
         if (replay := bound_context.graphs.get(locations)) is not None:
             replay.last_use = self.calls
@@ -144,11 +143,8 @@ class ContextCache:
         if not self._makes_room(self._most_graphs, cached):
             self._full = min(last_call for last_call, *_ in cached) + _MIN_IDLE_CALLS * self._most_graphs
             return None
-        graph, note = self._launcher.capture(bound_context, arrays, locations)
-        if graph is None:
-            self.note, bound_context.graphs[locations] = note, None
-            return None
-        replay = bound_context.graphs[locations] = Replay(graph, self.calls)
+        graph, _ = self._launcher.capture(bound_context, locations)
+        replay = bound_context.graphs[locations] = None if graph is None else Replay(graph, self.calls)
         return replay
 
     def _worth(self, bound_context: BoundContext, locations: Locations) -> bool:

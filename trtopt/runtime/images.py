@@ -35,10 +35,10 @@ def samples_of(engine: OpenEngine, images: Any, top: int) -> list[NDArray[Any]]:
     prepare = preparation(engine)
     if not isinstance(top, (int, np.integer)) or top < 1:
         raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
-    one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4
-    if one or not isinstance(images, Iterable):
-        text = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
-        raise UsageError(f"images is {text}; a list is needed, for one image too: run_images([image])")
+    if isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4:
+        images = [images]
+    if not isinstance(images, Iterable):
+        raise UsageError(f"images is {type(images).__name__}; a list of images, or one, is needed")
     samples = [prepare(pixels(image, index)) for index, image in enumerate(images)]
     if not samples:
         raise UsageError("there are no images to run")

@@ -16,7 +16,7 @@ from trtopt.cuda.device import DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.cuda.tensors import Shape, Tensor
 from trtopt.runtime.gpu_engine import GpuEngine
 from trtopt.runtime.layout import DEVICE, RESIDENT, STAGED, Locations, Source
-from trtopt.runtime.replay import Replay
+from trtopt.runtime.stretch import Replay
 
 Key = tuple[tuple[Shape, ...], tuple[bytes, ...]]  # shapes of all inputs, and values of those that give shapes
 _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
@@ -39,7 +39,8 @@ class BoundContext:
     key: Key | None = None
     profile: int | None = None
     outputs: tuple[Shape | None, ...] = ()
-    sizes: tuple[int, ...] = ()  # of the outputs, in bytes
+    given: tuple[int, ...] = ()  # bytes of the inputs
+    sizes: tuple[int, ...] = ()  # bytes of the outputs
     results: tuple[tuple[Shape, np.dtype[Any]], ...] = ()  # shape and type of outputs of known shape
     staging: tuple[NDArray[Any], ...] = field(default=(), repr=False)  # the inputs' pinned memory in their shapes
     landing: tuple[NDArray[Any] | None, ...] = field(default=(), repr=False)  # the outputs'
@@ -113,6 +114,7 @@ class Launcher:
         inputs, outputs = self._signature.inputs, self._signature.outputs
         pairs = list(zip(outputs, shapes))
         bound_context.outputs, bound_context.key, bound_context.epoch = shapes, key, self.epoch
+        bound_context.given = tuple(tensor.nbytes(shape) for tensor, shape in zip(inputs, key[0]))
         bound_context.sizes = tuple(0 if shape is None else tensor.nbytes(shape) for tensor, shape in pairs)
         bound_context.staging = tuple(
             self.host[tensor.name].array(tensor.dtype, shape) for tensor, shape in zip(inputs, key[0])
@@ -212,21 +214,19 @@ class Launcher:
 
     # Launching -----------------------------------------------------------------------------------------------------
 
-    def enqueue(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations, target: int) -> None:
+    def enqueue(self, bound_context: BoundContext, locations: Locations, target: int) -> None:
         """Give copies in, the inference and copies out to the stream `target`."""
         if bound_context.warm:
-            self._enqueue(bound_context, arrays, locations, target)
+            self._enqueue(bound_context, locations, target)
             return
         with _SETUP_LOCK:
-            self._enqueue(bound_context, arrays, locations, target)
+            self._enqueue(bound_context, locations, target)
         bound_context.warm = True
 
-    def _enqueue(
-        self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations, target: int
-    ) -> None:
+    def _enqueue(self, bound_context: BoundContext, locations: Locations, target: int) -> None:
         if locations not in bound_context.separate:
-            self._check_overlap(bound_context, arrays, locations)
-        for tensor, array, location in zip(self._signature.inputs, arrays, locations):
+            self._check_overlap(bound_context, locations)
+        for tensor, size, location in zip(self._signature.inputs, bound_context.given, locations):
             if tensor.on_host or location.place == DEVICE:
                 bound_context.address(tensor.name, location.address or self.buffer(tensor).handle)
                 continue
@@ -234,9 +234,9 @@ class Launcher:
             bound_context.address(tensor.name, inside)
             if location != RESIDENT:
                 source = location.address or self.host[tensor.name].handle
-                self._copy(inside, source, tensor.nbytes(array.shape), self._to_gpu, target)
+                self._copy(inside, source, size, self._to_gpu, target)
         back: list[tuple[Tensor, int]] = []
-        outputs = list(zip(self._signature.outputs, bound_context.outputs, locations[len(arrays) :]))
+        outputs = list(zip(self._signature.outputs, bound_context.outputs, locations[len(bound_context.given) :]))
         for tensor, shape, location in outputs:
             if shape is None:
                 self.allocated.pop(tensor.name, None)  # the last call's must not stand for this one's
@@ -267,12 +267,12 @@ class Launcher:
             self.host[tensor.name] = self._memory.pinned(2 * size)
         return size
 
-    def _check_overlap(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations) -> None:
+    def _check_overlap(self, bound_context: BoundContext, locations: Locations) -> None:
         """Raise UsageError where TensorRT would write a result over an input that it still reads."""
         inputs, outputs = self._signature.inputs, self._signature.outputs
         for result, size, (to, at) in zip(outputs, bound_context.sizes, locations[len(inputs) :]):
-            for tensor, array, (place, address) in zip(inputs, arrays, locations):
-                over = at < address + tensor.nbytes(array.shape) and address < at + size
+            for tensor, given, (place, address) in zip(inputs, bound_context.given, locations):
+                over = at < address + given and address < at + size
                 if to == place == DEVICE and over and not self.loaded.aliases(tensor.name, result.name):
                     raise UsageError(
                         f"out[{result.name!r}] and input {tensor.name!r} lie in the same GPU memory: TensorRT would write "
@@ -286,9 +286,7 @@ class Launcher:
         if nbytes:
             self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
-    def capture(
-        self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations
-    ) -> tuple[Graph | None, str]:
+    def capture(self, bound_context: BoundContext, locations: Locations) -> tuple[Graph | None, str]:
         """Return a CUDA graph of a call; or why there is none."""
         if self.loaded.captures_itself:
             return None, "plain enqueues: TensorRT-RTX captures graphs itself"
@@ -296,9 +294,8 @@ class Launcher:
             return None, "plain enqueues: an output's shape depends on data"
         try:
             with _SETUP_LOCK, self._device.capturing:
-                return self._stream.capture(
-                    lambda: self._enqueue(bound_context, arrays, locations, self._stream.handle)
-                ), ""
+                own = self._stream.handle
+                return self._stream.capture(lambda: self._enqueue(bound_context, locations, own)), ""
         except (DeviceError, EngineError) as error:
             return None, f"plain enqueues: capturing a CUDA graph failed: {error}"
 

@@ -11,7 +11,7 @@ import numpy as np
 from trtopt.core.errors import DataError, DeviceError, EngineError, UsageError
 from trtopt.core.values import ShapeRange
 from trtopt.cuda.arrays import View, like_host
-from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
+from trtopt.cuda.tensors import Signature, Tensor, check_array
 from trtopt.data.convert import numpy_dtype
 from trtopt.engine.manifest import Manifest
 from trtopt.graph.io import load_model
@@ -54,7 +54,7 @@ class OnnxSlot:
 
     stream_ptr = 0  # there is none
 
-    def run(self, arrays: Sequence[Any], shapes: tuple[Shape, ...], wanted: Wanted = _NEW) -> dict[str, Any]:
+    def run(self, arrays: Sequence[Any], wanted: Wanted = _NEW) -> dict[str, Any]:
         """Infer once as `Slot.run` does, on arrays in host memory."""
         out, example = wanted.out, wanted.example
         if wanted.stream is not None or any(isinstance(array, View) for array in (*arrays, *out.values())):
@@ -63,7 +63,7 @@ class OnnxSlot:
             raise DeviceError(CLOSED)
         for tensor, array in zip(self.signature.inputs, arrays):
             check_array(tensor, array)
-        self.signature.profile(shapes)
+        self.signature.profile(self.signature.accept(arrays))
         try:
             outputs = self._runner({item.name: array for item, array in zip(self.signature.inputs, arrays)})
         except DataError as error:

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.core.options import typed
 from trtopt.core.values import check_timeout
-from trtopt.cuda.arrays import View, stream_handle, views
-from trtopt.cuda.tensors import Shape, check_mapping
+from trtopt.cuda.arrays import host_views, stream_handle, views
+from trtopt.cuda.tensors import check_mapping
 from trtopt.data.decoding import pixels
 from trtopt.data.rebatch import calls, joined
 from trtopt.runtime.bound_call import BoundCall, prepare_call
@@ -37,6 +37,7 @@ from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
 from trtopt.runtime.timing import LayerTimes, Timing, profile_engine, time_engine
 
+Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[np.uint8]"
 _PLAIN = {np.ndarray}
 _NAME = "trtopt-session"  # of threads
 
@@ -158,7 +159,7 @@ class Session(OpenEngine):
         slot = self._slots.take(None if plain or len(self._gpus) < 2 else self._nearby(values, out), timeout)
         try:
             if plain:
-                return slot.run(values, self._signature.accept(values))
+                return slot.run(values)
             outputs = slot.run(*self._views(slot, values, out, handle))
         finally:
             self._slots.give(slot)
@@ -216,16 +217,15 @@ class Session(OpenEngine):
 
     def _views(
         self, slot: AnySlot, values: Sequence[Any], out: Mapping[str, Any] | None, stream: int | None
-    ) -> tuple[list[Source], tuple[Shape, ...], Wanted]:
-        """Return where inputs lie, their shapes, and where results go; all checked."""
+    ) -> tuple[list[Source], Wanted]:
+        """Return where inputs lie and where results go, all checked."""
         target = slot.stream_ptr if stream is None else stream
         arrays = views(values, target, self._names)
-        shapes = self._signature.accept(arrays)
         wanted = Wanted(stream=stream, example=values[0] if values else None)
         if out:
             wanted.out = dict(zip(out, views(out.values(), target, [*out], write=True)))
             check_out(self._signature, wanted.out, out)
-        return arrays, shapes, wanted
+        return arrays, wanted
 
     def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
         """`run` in the background: returns a future at once, unless `queue` calls are waiting or running already.
@@ -261,13 +261,11 @@ class Session(OpenEngine):
                 self._workers = ThreadPoolExecutor(self._slots.most, thread_name_prefix=_NAME)
             return self._workers.submit(self.run, inputs)
 
-    def run_images(
-        self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
-    ) -> list[list[Prediction]] | dict[str, Any]:
+    def run_images(self, images: Image | Iterable[Image], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:
         """Decode, preprocess as at calibration (the manifest knows how) and run; batches fit the profiles.
 
         Args:
-            images: files, encoded images in memory, or uint8 arrays height × width × 3 in RGB; also one array of several.
+            images: one or several files, encoded images in memory, or uint8 arrays height × width × 3 in RGB.
             top: how many of the best classes to give for each image.
 
         Returns:
@@ -279,7 +277,7 @@ class Session(OpenEngine):
         samples = samples_of(self, images, top)
         return ranked(self, self.run_batches(stacked(self, samples)), len(samples), top)
 
-    def prepare(self, image: str | os.PathLike[str] | bytes | NDArray[np.uint8]) -> NDArray[Any]:
+    def prepare(self, image: Image) -> NDArray[Any]:
         """Return an image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does
         it."""
         return preparation(self)(pixels(image, 0))
@@ -288,12 +286,9 @@ class Session(OpenEngine):
         """`run` on any number of samples in host memory, in batches as large as the engine takes: cut and joined on the axis
         where each input and output has them (`batch_axis`). Inputs that don't count samples are the same in all batches."""
         self._signature.check_names(inputs)
-        arrays: dict[str, NDArray[Any]] = {}
-        for name, array in zip(self._names, views([inputs[name] for name in self._names], 0, self._names)):
-            if isinstance(array, View):
-                raise UsageError(f"input {name!r} lies in GPU memory; batches are cut in host memory: call run")
-            arrays[name] = array
-        parts = calls(arrays, self.inputs, self.outputs, self.profiles)
+        values = [inputs[name] for name in self._names]
+        arrays = host_views(values, self._names, "batches are cut in host memory: call run")
+        parts = calls(dict(zip(self._names, arrays)), self.inputs, self.outputs, self.profiles)
         return joined([call.cut(self.run(call.feed), self.outputs) for call in parts], self.outputs)
 
     def time(self, inputs: Mapping[str, Any], iterations: int = 100, warmup: int = 10) -> Timing:

@@ -14,7 +14,6 @@ from trtopt.core.errors import UsageError
 from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
 from trtopt.cuda.device import Cuda, Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks
-from trtopt.cuda.tensors import Shape
 from trtopt.runtime.contexts import ContextCache
 from trtopt.runtime.gpu_engine import GpuEngine
 from trtopt.runtime.launcher import BoundContext, Launcher
@@ -31,8 +30,7 @@ from trtopt.runtime.layout import (
     at,
     check_shape,
 )
-from trtopt.runtime.replay import Replay, Stretches
-from trtopt.runtime.stretch import available
+from trtopt.runtime.stretch import Replay, Stretches, available
 
 _LARGE = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 _NEW = Wanted()
@@ -63,15 +61,15 @@ class Slot:
         self.blocks = Blocks(engine.memory, functools.partial(_follow_default, device, self._event))
         self.replays = 0
 
-    def run(self, arrays: Sequence[Source], shapes: tuple[Shape, ...], wanted: Wanted = _NEW) -> dict[str, Any]:
-        """Infer once on arrays that fit the signature.
+    def run(self, arrays: Sequence[Source], wanted: Wanted = _NEW) -> dict[str, Any]:
+        """Infer once.
 
         What happens before the launch is kept short; what can be done while the GPU works, is done then. On a caller's
         stream this returns while it runs, if every array is in GPU memory.
         """
         if self._incomplete or self._pending_stream is not None or self.shared:
             self.wait_previous(wanted.stream)
-        bound_context = self.contexts.bind(arrays, shapes)
+        bound_context = self.contexts.bind(arrays)
         self._incomplete = True
         layout = self.lay_out(bound_context, arrays, wanted)
         outputs = None
@@ -174,7 +172,7 @@ class Slot:
     ) -> dict[str, Any]:
         locations, target = layout[0], self.stream_ptr if wanted.stream is None else wanted.stream
         waits = wanted.stream is None or any(location.place != DEVICE for location in locations)
-        replay = self.contexts.replay(bound_context, arrays, locations)
+        replay = self.contexts.replay(bound_context, locations)
         if replay is None and any(location.place == PINNED for location in locations):
             # Graphs for addresses there are few: as if it lay elsewhere, then.
             return self._run(bound_context, arrays, self.lay_out(bound_context, arrays, wanted, sys.maxsize), wanted)
@@ -183,7 +181,7 @@ class Slot:
             self.launch(replay, target)
             self.replays += 1
         else:
-            self.launcher.enqueue(bound_context, arrays, locations, target)
+            self.launcher.enqueue(bound_context, locations, target)
         if not waits:
             read_on(target, arrays)
         return self.finish(bound_context, layout[2], wanted, waits)
