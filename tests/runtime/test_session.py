@@ -478,10 +478,10 @@ def test_a_plan_for_something_else_is_refused_with_both_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"contexts": 0}, "contexts is 0; a number of at least 1 is needed"),
+        ({"contexts": 0}, "`contexts=` is 0; at least 1 is needed"),
         ({"contexts": "8"}, "`contexts=` is '8'; a whole number is needed"),
-        ({"queue": 0}, "queue is 0"),
-        ({"graphs": -1}, "graphs is -1"),
+        ({"queue": 0}, "`queue=` is 0"),
+        ({"graphs": -1}, "`graphs=` is -1"),
         ({"backend": "cuda"}, "backend cuda|'cuda'"),
         ({"devices": []}, "'all' or different GPU numbers"),
         ({"devices": [0, 0]}, "'all' or different GPU numbers"),

@@ -9,7 +9,9 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import itertools
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -89,15 +91,12 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
         return obj
     if isinstance(obj, DeviceArray):
         return obj.view(stream)
-    root = _root(obj.__class__)
-    if root == "cupy" and (cupy_view := _from_cupy(obj)) is not None:
+    if _root(obj.__class__) == "cupy" and (cupy_view := _from_cupy(obj)) is not None:
         return cupy_view
-    # torch's interface is of version 2, which says nothing of streams, and raises for host tensors: not even asked for.
-    interface = None if root == "torch" else getattr(obj, "__cuda_array_interface__", None)
-    if interface is not None and (interface["version"] >= 3 or not hasattr(obj, "__dlpack__")):
-        return _from_interface(obj, interface)
     if hasattr(obj, "__dlpack__"):
         return _from_dlpack(obj, stream or 1)
+    if (interface := getattr(obj, "__cuda_array_interface__", None)) is not None:
+        return _from_interface(obj, interface)
     try:
         array = np.asarray(obj)
     except (ValueError, TypeError) as error:
@@ -156,7 +155,7 @@ def gpu_of(obj: Any) -> int | None:
     if hasattr(obj, "__dlpack_device__"):
         kind, ordinal = obj.__dlpack_device__()
         return int(ordinal) if int(kind) == _CUDA else None
-    return _ordinal(obj) if hasattr(obj, "__cuda_array_interface__") else None
+    return 0 if hasattr(obj, "__cuda_array_interface__") else None  # which says nothing of GPUs
 
 
 def stream_handle(stream: Any) -> int:
@@ -193,7 +192,7 @@ def _from_cupy(array: Any) -> View | None:
 
 
 def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
-    shape, dtype = tuple(interface["shape"]), _of(interface["typestr"])
+    shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
     if interface.get("mask") is not None:
         raise UsageError(f"{type(obj).__name__} in GPU memory is masked: fill it first")
     strides = interface.get("strides")
@@ -203,17 +202,8 @@ def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     if stream == 0:  # forbidden there; the legacy stream is the safe reading
         stream = 1
     address, read_only = interface["data"]
-    return View(address or 0, shape, dtype, _ordinal(obj), stream, None, bool(read_only))
-
-
-_of = functools.lru_cache(64)(np.dtype)
-
-
-def _ordinal(obj: Any) -> int:
-    ordinal = getattr(getattr(obj, "data", None), "device_id", None)  # CuPy's
-    if ordinal is None and hasattr(obj, "__dlpack_device__"):
-        ordinal = obj.__dlpack_device__()[1]
-    return int(ordinal or 0)
+    ordinal = int(getattr(getattr(obj, "data", None), "device_id", 0))  # CuPy's
+    return View(address or 0, shape, dtype, ordinal, stream, None, bool(read_only))
 
 
 def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
@@ -282,13 +272,9 @@ def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
 
 def _contiguous(shape: Shape, strides: Any, stride: int) -> bool:
     """Return True if steps are those of C order, `stride` being the innermost one."""
-    if 0 in shape:
-        return True
-    for size, step in zip(reversed(shape), reversed(list(strides))):
-        if size != 1 and step != stride:
-            return False
-        stride *= size
-    return True
+    steps = itertools.accumulate(reversed(shape), operator.mul, initial=stride)
+    given = zip(reversed(shape), reversed(list(strides)), steps)
+    return 0 in shape or all(size == 1 or step == wanted for size, step, wanted in given)
 
 
 def _scattered(obj: Any) -> UsageError:

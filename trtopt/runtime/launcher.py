@@ -65,9 +65,13 @@ class BoundContext:
     def address(self, name: str, address: int) -> None:
         """Tell the context where an input or output lies."""
         if self.addresses.get(name) != address:
-            if not self.context.set_tensor_address(name, address):
-                raise EngineError(f"TensorRT refused the address of {name!r}; its log says why")
+            _done(self.context.set_tensor_address(name, address), f"the address of {name!r}")
             self.addresses[name] = address
+
+
+def _done(accepted: bool, what: str) -> None:
+    if not accepted:
+        raise EngineError(f"TensorRT refused {what}; its log says why")
 
 
 class Launcher:
@@ -130,8 +134,7 @@ class Launcher:
         if bound_context.profile is None:
             bound_context.profile = max(0, int(context.active_optimization_profile))
         if number != bound_context.profile:
-            if not context.set_optimization_profile_async(number, self._stream.handle):
-                raise EngineError(f"TensorRT refused optimization profile {number}; its log says why")
+            _done(context.set_optimization_profile_async(number, self._stream.handle), f"profile {number}")
             self._stream.synchronize()
             bound_context.profile = number
         if number not in self._roomy and self._signature.profiles and not self.reads_shapes:
@@ -143,8 +146,7 @@ class Launcher:
             self._room(tensor, shape)
             if tensor.on_host:
                 np.copyto(self.host[tensor.name].array(tensor.dtype, shape), np.asarray(array))
-            if not bound_context.context.set_input_shape(tensor.name, shape):
-                raise EngineError(f"TensorRT refused shape {x(shape)} for input {tensor.name!r}; its log says why")
+            _done(bound_context.context.set_input_shape(tensor.name, shape), f"shape {x(shape)} of {tensor.name!r}")
             # Also of shape tensors, which `infer_shapes` reads.
             bound_context.address(tensor.name, self.buffer(tensor).handle)
         if missing := bound_context.context.infer_shapes():
@@ -177,8 +179,7 @@ class Launcher:
             return buffer.handle
 
         allocator = self.loaded.output_allocator(reallocate, self.allocated.__setitem__)
-        if not bound_context.context.set_output_allocator(tensor.name, allocator):
-            raise EngineError(f"TensorRT refused an allocator for output {tensor.name!r}; its log says why")
+        _done(bound_context.context.set_output_allocator(tensor.name, allocator), f"an allocator for {tensor.name!r}")
         bound_context.allocators[tensor.name] = allocator
 
     def buffer(self, tensor: Tensor) -> DeviceBuffer | HostBuffer:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trtopt.core import shared_options as shared
 from trtopt.core.errors import UsageError
-from trtopt.core.options import FOLDER, about, option
+from trtopt.core.options import FOLDER, about, fitting, option
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import choice, parse_size
 
@@ -66,9 +66,9 @@ class OpeningOptions:
     device: int
     devices: str | Sequence[int] | None
     backend: str
-    contexts: int
-    queue: int
-    graphs: int
+    contexts: int = field(metadata=about(least=1))
+    queue: int = field(metadata=about(least=1))
+    graphs: int = field(metadata=about(least=0))
     memory: str | int | None
     trust: bool
     trust_host_code: bool
@@ -78,13 +78,7 @@ class OpeningOptions:
 
     def __post_init__(self) -> None:
         choice(self.backend, BACKENDS, "`backend=`")
-        for name, value, least in (
-            ("contexts", self.contexts, 1),
-            ("queue", self.queue, 1),
-            ("graphs", self.graphs, 0),
-        ):
-            if value < least:
-                raise UsageError(f"{name} is {value!r}; a number of at least {least} is needed")
+        fitting(self)
         if self.threads is not None and (self.backend != "onnxruntime" or self.threads < 1):
             raise UsageError(
                 f"threads is {self.threads!r}; a number of at least 1 is needed, with backend='onnxruntime'"

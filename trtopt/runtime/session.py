@@ -116,8 +116,6 @@ class Session(OpenEngine):
 
         return open_for_model(cls, model, options)
 
-    # Running -------------------------------------------------------------------------------------------------------
-
     def run(
         self,
         inputs: Mapping[str, Any],
