@@ -1,4 +1,4 @@
-"""Where the arrays of a call lie, and checks of those that a caller gives for results."""
+"""Places of a call's arrays, and checks of those that a caller gives for results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESIDENT = "GPU memory of ours, copied there before"
 
 
 class Location(NamedTuple):
-    """Where an input or output lies; `address`: in memory of the caller's."""
+    """A place of an input or output; `address`: in memory of the caller's."""
 
     place: str
     address: int = 0
@@ -49,7 +49,7 @@ Layout: TypeAlias = "tuple[Locations, list[Copy], list[Result], tuple[int, ...]]
 
 @dataclass(slots=True)
 class Wanted:
-    """What a caller wants of a call's results.
+    """A caller's wishes for a call's results.
 
     Attributes:
         out: views of arrays that they go into, by output; of others new ones are made.

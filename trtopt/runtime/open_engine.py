@@ -65,7 +65,7 @@ class SessionStats:
 class OpenEngine:
     """An engine on GPUs, or its graph in ONNX Runtime, until it is closed. `Session` describes its options and attributes."""
 
-    def __init__(self, engine: str | os.PathLike[str], options: OpeningOptions) -> None:
+    def _open(self, engine: str | os.PathLike[str], options: OpeningOptions) -> None:
         self._forked = self._closing = False
         self.engine, self.backend = existing_file(engine, "the engine"), options.backend
         onnx, on_cpu = self.engine.suffix == ".onnx", self.backend == "onnxruntime"

@@ -89,7 +89,7 @@ class Session(OpenEngine):
         options = OpeningOptions(
             device, devices, backend, contexts, queue, graphs, memory, trust, trust_host_code, weights, calib, threads
         )
-        super().__init__(engine, options)
+        self._open(engine, options)
         self._queue, self._places = queue, threading.BoundedSemaphore(queue)
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
         self._workers: ThreadPoolExecutor | None = None
