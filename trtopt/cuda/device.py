@@ -416,11 +416,6 @@ class Device:
         # Another answer than 0 is an error or "not ready": take it as busy.
         return not (self.cuda.functions.cudaStreamQuery(stream)[0] if driver is None else driver.query(stream))
 
-    def is_pinned(self, address: int) -> bool:
-        """Return True if host memory is page-locked, so that the GPU copies straight from it."""
-        kind = self.cuda("cudaPointerGetAttributes", address).type
-        return bool(kind == self.cuda.functions.cudaMemoryType.cudaMemoryTypeHost)
-
     def buffer(self, nbytes: int) -> DeviceBuffer:
         return DeviceBuffer(self.cuda, nbytes)
 

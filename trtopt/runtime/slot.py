@@ -32,7 +32,7 @@ from trtopt.runtime.layout import (
 )
 from trtopt.runtime.stretch import Replay, Stretches, available
 
-_LARGE = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
+_LARGE = 64 << 10  # bytes: from this on a graph of its own is worth it for an input in pinned memory
 _NEW = Wanted()
 
 
@@ -99,7 +99,7 @@ class Slot:
                     )
                 locations.append(self._seen(array, streams))
                 on_gpu = True
-            elif array.base is not None and array.nbytes >= least and not tensor.on_host and self._is_pinned(array):
+            elif array.base is not None and array.nbytes >= least and not tensor.on_host and _is_pinned(array):
                 locations.append(at(PINNED, start(array)))
             else:
                 locations.append(STAGED)
@@ -136,15 +136,6 @@ class Slot:
         if array.stream is not None:
             streams.add(array.stream)
         return at(DEVICE, array.address)
-
-    def _is_pinned(self, array: NDArray[Any]) -> bool:
-        """Return True for an array that is whole and page-locked."""
-        owner: Any = array
-        while isinstance(owner, np.ndarray):
-            owner = owner.base
-        if owner is None or not array.flags.c_contiguous:  # NumPy's own: asking CUDA takes longer than the rest of this
-            return False
-        return isinstance(owner, HostBuffer) or self.device.is_pinned(start(array))
 
     def _replay(
         self, stretches: Stretches, replay: Replay, bound_context: BoundContext, layout: Layout, wanted: Wanted
@@ -293,6 +284,14 @@ class Slot:
             self.contexts.close()
             self._event.free()
             self.stream.free()
+
+
+def _is_pinned(array: NDArray[Any]) -> bool:
+    """Return True for an array of `Session.pinned`, or a whole part of one."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return isinstance(owner, HostBuffer) and array.flags.c_contiguous
 
 
 def _fetch(cuda: Cuda, to_host: Any, target: NDArray[Any], address: int) -> None:
