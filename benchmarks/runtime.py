@@ -34,7 +34,7 @@ from runtime_stress import Load, Outcome, references, watchdog
 from trtopt.builder.construction import build
 from trtopt.core.errors import DeviceError
 from trtopt.core.progress import reporter
-from trtopt.cuda.clocks import clocks, others
+from trtopt.cuda.clocks import clocks
 from trtopt.cuda.device import Device, probe
 from trtopt.runtime.session import Session
 from trtopt.runtime.stretch import available
@@ -475,9 +475,9 @@ def main() -> int:
     found = probe()
     if not found:
         raise SystemExit(f"no GPU: {found.reason}")
-    strangers = others(0)
+    busy = clocks(0).utilization
     note("GPU", ", ".join(map(str, found.devices)), f"driver's CUDA {'.'.join(map(str, found.driver or ()))}")
-    note("others on it", ", ".join(strangers) or "none seen")
+    note("its load before", "not known" if busy is None else f"{busy} %")
     bench = Bench(given.folder, given.level, given.calls)
     built = "built" if available() else "not built"
     python = sys.version.split()[0]

@@ -43,7 +43,6 @@ class FakeCuda:
 
     cudaStreamNonBlocking = 1
     cudaEventDefault, cudaEventDisableTiming, cudaHostAllocPortable = 0, 2, 1
-    cudaMemoryType = SimpleNamespace(cudaMemoryTypeUnregistered=0, cudaMemoryTypeHost=1, cudaMemoryTypeDevice=2)
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
 
@@ -168,10 +167,6 @@ class FakeCuda:
         if found not in kinds or size > block.size:
             raise CudaFailure(Code.cudaErrorIllegalAddress)
         return block[:size]
-
-    def cudaPointerGetAttributes(self, address: int) -> SimpleNamespace:
-        kind = {"host": 1, "device": 2}.get(self.regions.get(address, ("", None))[0], 0)
-        return SimpleNamespace(type=kind)
 
     def cudaMemcpy(self, target: int, source: int, size: int, direction: int) -> None:
         assert direction == 2

@@ -107,7 +107,8 @@ from trtopt.runtime.inference import (
     RunResult as RunResult,
     run as run,
 )
-from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
+from trtopt.runtime.open_engine import MemoryReport as MemoryReport, SessionStats as SessionStats
+from trtopt.runtime.session import Session as Session
 from trtopt.runtime.timing import LayerTime as LayerTime, LayerTimes as LayerTimes, Spread as Spread, Timing as Timing
 from trtopt.serving.repository import (
     DeployedModel as DeployedModel,

@@ -1,15 +1,14 @@
-"""Clocks and other processes, with an NVML that is played."""
+"""Clocks and throttling, with an NVML that is played."""
 
 from __future__ import annotations
 
-import os
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trtopt.cuda.clocks import Clocks, clocks, others
+from trtopt.cuda.clocks import Clocks, clocks
 
 
 class NVMLError(Exception):
@@ -32,9 +31,6 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         nvmlDeviceGetUtilizationRates=unsupported,
         nvmlDeviceGetClockInfo=lambda device, kind: 1665,
         nvmlDeviceGetMaxClockInfo=lambda device, kind: 1980,
-        nvmlDeviceGetComputeRunningProcesses=lambda device: played.processes[device],
-        nvmlSystemGetProcessName=lambda pid: "/usr/bin/python, a",
-        processes={},
         shut=[],
     )
     monkeypatch.setitem(sys.modules, "pynvml", played)
@@ -68,12 +64,11 @@ def test_an_nvml_that_cant_be_asked_is_quoted(nvml: SimpleNamespace, monkeypatch
     assert "can't be asked (Driver/library" in clocks().unknown
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "pip install nvidia-ml-py" in clocks().unknown
-    assert others() == ()
 
 
-def test_other_processes(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = (SimpleNamespace(pid=pid, usedGpuMemory=512 << 20) for pid in (os.getpid(), 41))
-    nvml.processes = {("index", 3): [mine, theirs], ("uuid", "GPU-abc"): []}
+def test_gpus_are_counted_as_cuda_counts_them(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    nvml.nvmlDeviceGetClockInfo = lambda device, kind: asked.append(device)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-abc,3")
-    assert others(1) == ("41 /usr/bin/python, a (512 MiB)",)
-    assert others(0) == ()
+    clocks(0), clocks(1)
+    assert asked == [("uuid", "GPU-abc"), ("index", 3)]

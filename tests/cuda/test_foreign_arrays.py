@@ -181,7 +181,10 @@ def test_what_numpy_makes_an_array_of_is_taken() -> None:
         (_Gpu(mask=_Gpu()), "masked"),
         (_Capsules(np.ones((2, 3)), (2, 0), strided=np.ones((3, 2)).T), r"contiguous.*\.contiguous\(\)"),
         (_Capsules(np.ones(2), (10, 0)), "_Capsules lies in memory of DLPack's device type 10"),
-        (torch.zeros(2, requires_grad=True), r"requires grad.*\.detach\(\)"),
+        (
+            torch.zeros(2, requires_grad=True),
+            r"Tensor can't be read in place: .* require gradient, use tensor\.detach\(\)",
+        ),
         (torch.tensor([1 + 2j]).conj().imag, r"view of negated values.*\.resolve_neg\(\)"),  # DLPack gives 2.0 for -2.0
         (torch._efficientzerotensor(2), "Tensor of shape 2 has no memory with values in it"),
         (torch.zeros(2, dtype=torch.complex64), "Tensor has DLPack's type 5 of 64 bits"),
@@ -310,10 +313,8 @@ def test_the_interface_of_results() -> None:
 def test_a_result_looks_like_an_array_and_copies_to_the_host() -> None:
     values = np.arange(6.0, dtype=np.float32).reshape(2, 3)
     result = _ours(values)
-    assert (len(result), result.nbytes, repr(result)) == (2, 24, "DeviceArray(2x3 float32 on GPU 3)")
+    assert (result.nbytes, repr(result)) == (24, "DeviceArray(2x3 float32 on GPU 3)")
     np.testing.assert_array_equal(result.numpy(), values)
-    with pytest.raises(TypeError):
-        len(_ours(np.ones(())))
     with pytest.raises(UsageError, match="can't be copied"):
         DeviceArray(4096, (2,), np.dtype(np.float32), 0, None).numpy()
 

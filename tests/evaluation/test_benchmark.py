@@ -22,7 +22,7 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.evaluation import baselines, benchmark
 from trtopt.evaluation.benchmark import bench
-from trtopt.runtime.session import MemoryReport
+from trtopt.runtime.open_engine import MemoryReport
 from trtopt.runtime.timing import Spread, Timing
 
 
@@ -108,7 +108,6 @@ class FakeBaseline:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     FakeSession.made.clear()
     monkeypatch.setattr(benchmark, "Session", FakeSession)
-    monkeypatch.setattr(benchmark, "others", lambda device: ())
     monkeypatch.setattr(benchmark, "clocks", lambda device, load=None: Clocks(1980, 1980, 0))
     monkeypatch.setattr(benchmark, "probe", lambda: SimpleNamespace(devices=()))
     path = tmp_path / "m.engine"
@@ -196,10 +195,9 @@ def test_real_data(engine: Path, tmp_path: Path) -> None:
 
 
 def test_a_shared_or_throttled_gpu_is_told(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "others", lambda device: ("77 train.py (900 MiB)",))
     monkeypatch.setattr(benchmark, "clocks", lambda device, load=None: Clocks(900, 1980, 99, ("power cap",)))
     text = str(bench(engine, iterations=1))
-    assert "shared: 77 train.py" in text
+    assert "99 % busy before this started: it is shared" in text
     assert "held back by power cap" in text
 
 

@@ -455,7 +455,7 @@ def test_close_finishes_what_was_accepted_and_refuses_the_rest(cuda: FakeCuda, o
         slots: list[Any] = [
             slot for free in session._slots._free for slot in free
         ]  # what they hold is all that is left
-        assert session.memory().pinned == sum(held.nbytes for slot in slots for held in slot.contexts.host.values())
+        assert session.memory().pinned == sum(held.nbytes for slot in slots for held in slot.launcher.host.values())
 
 
 def test_close_without_finishing_cancels(cuda: FakeCuda, open_session: Open) -> None:

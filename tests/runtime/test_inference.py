@@ -136,7 +136,7 @@ def test_wrong_arrays_are_refused(world: World, two: Path) -> None:
     (world.folder / "cut.npy").write_bytes((world.folder / "a.npy").read_bytes()[:90])
     (world.folder / "cut.npz").write_bytes(b"PK\x03\x04")
     folder = world.folder
-    has(world.refused("run", two, "--input", folder / "a.npy", *ORT), "'a', 'b'", "NAME=x.npy", ".npz")
+    has(world.refused("run", two, "--input", folder / "a.npy", *ORT), "has a, b", "NAME=x.npy", ".npz")
     has(world.refused("run", two, "--input", f"a={folder}/a.npy", *ORT), "missing 'b'", "the engine takes 'a', 'b'")
     has(world.refused("run", two, "--input", folder / "c.npz", *ORT), "unknown 'c', missing 'b'")
     twice = ["--input", f"a={folder}/a.npy"] * 2

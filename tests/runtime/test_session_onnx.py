@@ -101,6 +101,8 @@ def test_only_classes_are_ranked(folder: Path, tmp_path: Path) -> None:
 def test_any_number_of_images(session: Session) -> None:
     nine = crops(9)
     one_by_one = [session.run_images([image])[0][0].index for image in nine]
+    for one in (nine[0], _encoded(Image.fromarray(nine[0]))):  # a list isn't needed for one
+        assert [best[0].index for best in session.run_images(one)] == one_by_one[:1]
     for given in (nine, tuple(nine), iter(nine), np.stack(nine)):
         assert [best[0].index for best in session.run_images(given)] == one_by_one
 
@@ -120,10 +122,8 @@ def test_a_broken_file_among_good_ones_is_named(session: Session, tmp_path: Path
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("photo.jpg", r"images is str; a list is needed, for one image too: run_images\(\[image\]\)"),
-        (Path("photo.jpg"), "a list is needed"),
-        (b"\xff\xd8", "images is bytes; a list"),
-        (PHOTO, r"images is uint8 \(512, 512, 3\); a list"),
+        ("photo.jpg", "the image photo.jpg doesn't exist"),
+        (PHOTO[:, :, 0], r"image 0 is uint8 \(512, 512\); uint8 height x width x 3"),
         (None, "images is NoneType; a list"),
         ([], "there are no images"),
         (np.zeros((0, 8, 8, 3), np.uint8), "there are no images"),

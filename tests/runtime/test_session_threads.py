@@ -293,11 +293,8 @@ def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
     def get(where: Any) -> int:
         return cuda.get_current(SimpleNamespace(_obj=where.contents))
 
-    def fails(*_: Any) -> int:
-        return 201
-
     native = launch, synchronize, query, get
-    return Driver(fails, fails, query, cuda.get_current, cuda.set_current, *map(address_of, native)), native
+    return Driver(query, cuda.get_current, cuda.set_current, *map(address_of, native)), native
 
 
 @pytest.mark.usefixtures("stretches")
@@ -597,4 +594,4 @@ def hold(session: Session, held: Driver, contexts: int) -> None:
     at = session._gpus[0].device.cuda
     at.driver, at.context = held, held.current()
     session._slots.close()  # made before
-    session._slots = SlotPool([session._gpus[0].slot], contexts)
+    session._slots = SlotPool([partial(Slot, session._gpus[0])], contexts)

@@ -41,7 +41,7 @@ class Gpus:
             return 3
 
         functions = self.cuda.get_current, self.cuda.set_current
-        self.driver = Driver(fails, fails, fails, *functions, 0, 0, 0, 0)
+        self.driver = Driver(fails, *functions, 0, 0, 0, 0)
         monkeypatch.setattr(devices.Driver, "load", lambda: self.driver)
         monkeypatch.setattr(devices, "primary_context", lambda ordinal: 100 + ordinal if ordinal < 2 else None)
 

@@ -9,7 +9,9 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import itertools
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,8 +30,13 @@ if TYPE_CHECKING:
 
 _CPU, _CUDA, _PINNED = 1, 2, 3  # DLDeviceType
 LEGACY, UNKNOWN = 1, -1  # streams as DLPack names them: the default one, and none
-_NAMED = {(4, 16): "bfloat16", (10, 8): "float8_e4m3fn"}
-_KINDS = {0: "int", 1: "uint", 2: "float"}
+_NAMES = {  # DLPack's code and bits of a type → its name
+    **{(code, bits): f"{kind}{bits}" for code, kind in enumerate(("int", "uint", "float")) for bits in (8, 16, 32, 64)},
+    (4, 16): "bfloat16",
+    (6, 8): "bool",
+    (10, 8): "float8_e4m3fn",
+}
+del _NAMES[2, 8]
 
 
 @dataclass(slots=True)
@@ -66,9 +73,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-_api = ctypes.pythonapi
-_is_valid, _pointer = _api.PyCapsule_IsValid, _api.PyCapsule_GetPointer
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _NAME = b"dltensor"
 
@@ -86,15 +91,12 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
         return obj
     if isinstance(obj, DeviceArray):
         return obj.view(stream)
-    root = _root(obj.__class__)
-    if root == "cupy" and (cupy_view := _from_cupy(obj)) is not None:
+    if _root(obj.__class__) == "cupy" and (cupy_view := _from_cupy(obj)) is not None:
         return cupy_view
-    # torch's interface is of version 2, which says nothing of streams, and raises for host tensors: not even asked for.
-    interface = None if root == "torch" else getattr(obj, "__cuda_array_interface__", None)
-    if interface is not None and (interface["version"] >= 3 or not hasattr(obj, "__dlpack__")):
-        return _from_interface(obj, interface)
     if hasattr(obj, "__dlpack__"):
         return _from_dlpack(obj, stream or 1)
+    if (interface := getattr(obj, "__cuda_array_interface__", None)) is not None:
+        return _from_interface(obj, interface)
     try:
         array = np.asarray(obj)
     except (ValueError, TypeError) as error:
@@ -115,28 +117,28 @@ def views(objs: Iterable[Any], stream: int, names: Sequence[str], *, write: bool
     return found
 
 
+def host_views(objs: Iterable[Any], names: Sequence[str], instead: str) -> list[NDArray[Any]]:
+    """Return the arrays of inputs in host memory; UsageError, which ends with `instead`, for one in GPU memory."""
+    found = views(objs, 0, names)
+    for name, array in zip(names, found):
+        if isinstance(array, View):
+            raise UsageError(f"input {name!r} lies in GPU memory; {instead}")
+    return found  # type: ignore[return-value]
+
+
 def _start(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
 
 
-# NumPy's C ABI: behind what every object begins with, an array's first field is that address.
-_HEAD = object.__basicsize__
-
-
 def _read_start(array: NDArray[Any]) -> int:
-    return ctypes.c_size_t.from_address(id(array) + _HEAD).value
+    # NumPy's C ABI: behind what every object begins with, an array's first field is that address.
+    return ctypes.c_size_t.from_address(id(array) + object.__basicsize__).value
 
 
-def _start_is_read() -> bool:
-    some = np.empty(3)
-    return (
-        sys.implementation.name == "cpython"
-        and _read_start(some[1:]) == _start(some[1:]) == _start(some) + some.itemsize
-    )
-
-
-start = _read_start if _start_is_read() else _start
+_some = np.empty(3)[1:]
+_is_read = sys.implementation.name == "cpython" and _read_start(_some) == _start(_some)
+start = _read_start if _is_read else _start
 """The address of an array's first element. Each call asks for it; reading it is much faster than asking NumPy."""
 
 
@@ -150,14 +152,10 @@ def writable(obj: Any) -> bool:
 
 def gpu_of(obj: Any) -> int | None:
     """The GPU that an array is on; None for one in host memory."""
-    if isinstance(obj, np.ndarray):
-        return None
-    if isinstance(obj, DeviceArray):
-        return obj.ordinal
     if hasattr(obj, "__dlpack_device__"):
         kind, ordinal = obj.__dlpack_device__()
         return int(ordinal) if int(kind) == _CUDA else None
-    return _ordinal(obj) if hasattr(obj, "__cuda_array_interface__") else None
+    return 0 if hasattr(obj, "__cuda_array_interface__") else None  # which says nothing of GPUs
 
 
 def stream_handle(stream: Any) -> int:
@@ -194,7 +192,7 @@ def _from_cupy(array: Any) -> View | None:
 
 
 def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
-    shape, dtype = tuple(interface["shape"]), _of(interface["typestr"])
+    shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
     if interface.get("mask") is not None:
         raise UsageError(f"{type(obj).__name__} in GPU memory is masked: fill it first")
     strides = interface.get("strides")
@@ -204,23 +202,12 @@ def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     if stream == 0:  # forbidden there; the legacy stream is the safe reading
         stream = 1
     address, read_only = interface["data"]
-    return View(address or 0, shape, dtype, _ordinal(obj), stream, None, bool(read_only))
-
-
-_of = functools.lru_cache(64)(np.dtype)
-
-
-def _ordinal(obj: Any) -> int:
-    ordinal = getattr(getattr(obj, "data", None), "device_id", None)  # CuPy's
-    if ordinal is None and hasattr(obj, "__dlpack_device__"):
-        ordinal = obj.__dlpack_device__()[1]
-    return int(ordinal or 0)
+    ordinal = int(getattr(getattr(obj, "data", None), "device_id", 0))  # CuPy's
+    return View(address or 0, shape, dtype, ordinal, stream, None, bool(read_only))
 
 
 def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
     name = type(obj).__name__
-    if getattr(obj, "requires_grad", False) is True:
-        raise UsageError(f"{name} requires grad, which arrays don't have: give it with .detach()")
     if hasattr(obj, "is_neg") and obj.is_neg():  # torch's DLPack gives such values with the other sign
         raise UsageError(f"{name} is a view of negated values, which arrays don't know: give it with .resolve_neg()")
     try:
@@ -232,11 +219,9 @@ def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
                 capsule = obj.__dlpack__(stream=stream)
         else:
             capsule = obj.__dlpack__()
+        tensor = _Tensor.from_address(_pointer(capsule, _NAME))  # it lives as long as the capsule
     except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"{name} can't be read in place: {error}") from error
-    if not _is_valid(capsule, _NAME):
-        raise UsageError(f"{name} gives a DLPack capsule of an unknown kind")
-    tensor = _Tensor.from_address(_pointer(capsule, _NAME))  # it lives as long as the capsule
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     dtype = _dtype(tensor.dtype, obj)
     strides = tensor.strides[: tensor.ndim] if tensor.strides and tensor.ndim else None
@@ -277,28 +262,19 @@ def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
-    name = _NAMED.get((kind.code, kind.bits))
-    if kind.lanes == 1:
-        if name:
-            return numpy_dtype(name)
-        if (kind.code, kind.bits) == (6, 8):
-            return np.dtype(np.bool_)
-        if kind.code in _KINDS and kind.bits in (8, 16, 32, 64) and (kind.code, kind.bits) != (2, 8):
-            return np.dtype(f"{_KINDS[kind.code]}{kind.bits}")
-    raise UsageError(
-        f"{type(obj).__name__} has DLPack's type {kind.code} of {kind.bits} bits x {kind.lanes}; it can't be taken"
-    )
+    name = _NAMES.get((kind.code, kind.bits))
+    if name is None or kind.lanes != 1:
+        raise UsageError(
+            f"{type(obj).__name__} has DLPack's type {kind.code} of {kind.bits} bits x {kind.lanes}; it can't be taken"
+        )
+    return numpy_dtype(name)
 
 
 def _contiguous(shape: Shape, strides: Any, stride: int) -> bool:
     """Return True if steps are those of C order, `stride` being the innermost one."""
-    if 0 in shape:
-        return True
-    for size, step in zip(reversed(shape), reversed(list(strides))):
-        if size != 1 and step != stride:
-            return False
-        stride *= size
-    return True
+    steps = itertools.accumulate(reversed(shape), operator.mul, initial=stride)
+    given = zip(reversed(shape), reversed(list(strides)), steps)
+    return 0 in shape or all(size == 1 or step == wanted for size, step, wanted in given)
 
 
 def _scattered(obj: Any) -> UsageError:
@@ -399,11 +375,6 @@ class DeviceArray:
         memory = np.asarray(_Memory(self.address, self.shape, None, _plain(self.dtype), self))
         return _capsule(memory, self.dtype, (_CUDA, self.ordinal))
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without axes")
-        return self.shape[0]
-
     def __repr__(self) -> str:
         return f"DeviceArray({x(self.shape)} {self.dtype} on GPU {self.ordinal})"
 
@@ -412,14 +383,12 @@ def _capsule(array: NDArray[Any], dtype: np.dtype[Any], device: tuple[int, int])
     """Return a DLPack capsule of contiguous memory, which lives until its consumer lets go."""
     # NumPy's capsule, corrected: its deleters are in C. One of ours in Python breaks when the capsule is dropped while an
     # exception is under way, and crashes when a tensor outlives the interpreter.
-    code = next((code for (code, _), name in _NAMED.items() if name == dtype.name), None)
-    if code is None and dtype.isbuiltin != 1:
+    code = next((code for (code, _), name in _NAMES.items() if name == dtype.name), None)
+    if code is None:
         raise BufferError(f"{dtype} has no place in DLPack")
     capsule = array.__dlpack__()
     tensor = _Tensor.from_address(_pointer(capsule, _NAME))
-    tensor.device = _Device(*device)
-    if code is not None:
-        tensor.dtype.code = code
+    tensor.device, tensor.dtype.code = _Device(*device), code
     return capsule
 
 

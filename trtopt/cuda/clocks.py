@@ -1,4 +1,4 @@
-"""A GPU's clocks, throttling and other users, as NVML tells them. Times mean little without."""
+"""A GPU's clocks, load and throttling, as NVML tells them. Times mean little without."""
 
 from __future__ import annotations
 
@@ -60,23 +60,7 @@ def clocks(ordinal: int = 0, load: Callable[[], object] | None = None) -> Clocks
                 tuple(text for bit, text in _REASONS.items() if active & bit),
             )
     except _Unknown as error:
-        return Clocks(unknown=f"{error}: clocks, throttling and other processes are unknown")
-
-
-def others(ordinal: int = 0) -> tuple[str, ...]:
-    """Compute processes of others on this GPU: "pid name (memory)". Ask before this process uses CUDA: inside a
-    container its own number there is unknown."""
-    try:
-        with _device(ordinal) as (nvml, device):
-            processes = _asked(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, device) or ()
-            return tuple(
-                f"{item.pid} {_asked(nvml, nvml.nvmlSystemGetProcessName, item.pid) or '?'} "
-                f"({(item.usedGpuMemory or 0) >> 20} MiB)"
-                for item in processes
-                if item.pid != os.getpid()
-            )
-    except _Unknown:
-        return ()
+        return Clocks(unknown=f"{error}: clocks and throttling are unknown")
 
 
 class _Unknown(Exception):

@@ -210,8 +210,6 @@ _Self = TypeVar("_Self", bound="Resource")
 class Resource:
     """Something CUDA gave us: freed once, by `free`, by `with`, or when nothing refers to it any more."""
 
-    kind = "resource"
-
     def __init__(self, cuda: Cuda, raw: Any, free: str) -> None:
         self._cuda, self._raw = cuda, raw
         self._finalizer = weakref.finalize(self, _release, cuda, free, raw, os.getpid())
@@ -221,7 +219,7 @@ class Resource:
         """The handle as cuda-python's functions take it; DeviceError once it was freed."""
         raw = self._raw
         if raw is None:
-            raise DeviceError(f"this {self.kind} was freed; it can't be used any more")
+            raise DeviceError(f"this {type(self).__name__} was freed; it can't be used any more")
         return raw
 
     @property
@@ -281,8 +279,6 @@ def _capturing() -> Iterator[None]:
 class DeviceBuffer(Resource):
     """`nbytes` of GPU memory."""
 
-    kind = "device buffer"
-
     def __init__(self, cuda: Cuda, nbytes: int) -> None:
         self.nbytes = nbytes
         super().__init__(cuda, cuda("cudaMalloc", max(1, nbytes)), "cudaFree")
@@ -291,8 +287,6 @@ class DeviceBuffer(Resource):
 
 class HostBuffer(Resource):
     """`nbytes` of page-locked host memory, which the GPU copies from and to asynchronously."""
-
-    kind = "pinned host buffer"
 
     def __init__(self, cuda: Cuda, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -314,8 +308,6 @@ class HostBuffer(Resource):
 class Event(Resource):
     """A point in a stream's work; with `timing`, milliseconds between two of them can be asked."""
 
-    kind = "event"
-
     def __init__(self, cuda: Cuda, timing: bool = True) -> None:
         flags = cuda.functions.cudaEventDefault if timing else cuda.functions.cudaEventDisableTiming
         super().__init__(cuda, cuda("cudaEventCreateWithFlags", flags), "cudaEventDestroy")
@@ -336,8 +328,6 @@ class Event(Resource):
 class Graph(Resource):
     """Captured work that one call launches."""
 
-    kind = "CUDA graph"
-
     def __init__(self, cuda: Cuda, executable: Any) -> None:
         super().__init__(cuda, executable, "cudaGraphExecDestroy")
 
@@ -347,8 +337,6 @@ class Graph(Resource):
 
 class Stream(Resource):
     """Work in order. It doesn't synchronize with the legacy default stream."""
-
-    kind = "stream"
 
     def __init__(self, cuda: Cuda) -> None:
         handle = cuda("cudaStreamCreateWithFlags", cuda.functions.cudaStreamNonBlocking)
@@ -360,16 +348,9 @@ class Stream(Resource):
 
     def to_device(self, target: DeviceBuffer, source: HostBuffer, nbytes: int) -> None:
         """Copy the first `nbytes`; returns at once, so leave `source` alone until the stream gets there."""
-        self._copy("cudaMemcpyHostToDevice", target, source, nbytes)
-
-    def to_host(self, target: HostBuffer, source: DeviceBuffer, nbytes: int) -> None:
-        """Copy the first `nbytes`; returns at once, so don't read `target` before `synchronize`."""
-        self._copy("cudaMemcpyDeviceToHost", target, source, nbytes)
-
-    def _copy(self, kind: str, target: Any, source: Any, nbytes: int) -> None:
         if nbytes > min(target.nbytes, source.nbytes):
             raise DeviceError(f"copying {nbytes} bytes from a buffer of {source.nbytes} to one of {target.nbytes}")
-        direction = getattr(self._cuda.functions.cudaMemcpyKind, kind)
+        direction = self._cuda.functions.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._cuda("cudaMemcpyAsync", target.handle, source.handle, nbytes, direction, self.raw)
 
     def record(self, event: Event) -> None:
@@ -434,11 +415,6 @@ class Device:
         driver = self.cuda.driver
         # Another answer than 0 is an error or "not ready": take it as busy.
         return not (self.cuda.functions.cudaStreamQuery(stream)[0] if driver is None else driver.query(stream))
-
-    def is_pinned(self, address: int) -> bool:
-        """Return True if host memory is page-locked, so that the GPU copies straight from it."""
-        kind = self.cuda("cudaPointerGetAttributes", address).type
-        return bool(kind == self.cuda.functions.cudaMemoryType.cudaMemoryTypeHost)
 
     def buffer(self, nbytes: int) -> DeviceBuffer:
         return DeviceBuffer(self.cuda, nbytes)

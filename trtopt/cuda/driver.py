@@ -34,15 +34,12 @@ _here = _Here()
 
 @dataclass(frozen=True)
 class Driver:
-    """Functions that are called on addresses; the code that they give is for the caller to look at.
+    """Functions that are called on addresses, keeping Python's GIL; the code that they give is for the caller to look at.
 
-    Launches and waits on streams that were made on a device need no current one. All but `synchronize` keep Python's GIL:
-    letting it go for a launch costs far more where other threads queue for it. (Not for streams that may be full: Python code
-    that the GPU waits for couldn't run.) Where one fails, the runtime's call of the same purpose says what is wrong, or works.
+    Launches and waits on streams that were made on a device need no current one. Where one fails, the runtime's call of the
+    same purpose says what is wrong, or works.
     """
 
-    launch: Callable[[int, int], int]  # graph, stream
-    synchronize: Callable[[int], int]  # stream
     query: Callable[[int], int]  # stream
     get_current: Callable[[Any], int]  # where to write the thread's current context: 0, if it has none
     set_current: Callable[[int | None], int]  # context
@@ -55,19 +52,17 @@ class Driver:
     @classmethod
     def load(cls) -> Driver | None:
         """Load the functions; None where no driver is installed, or one that lacks some of them."""
-        free, pointer = driver_library(), ctypes.c_void_p
-        if free is None:
+        found = driver_library()
+        if found is None:
             return None
-        library = ctypes.PyDLL(free._name)
+        library = ctypes.PyDLL(found._name)
         try:
-            launch, synchronize, query = library.cuGraphLaunch, free.cuStreamSynchronize, library.cuStreamQuery
-            get, put = library.cuCtxGetCurrent, library.cuCtxSetCurrent
+            query, get, put = library.cuStreamQuery, library.cuCtxGetCurrent, library.cuCtxSetCurrent
+            addresses = map(address_of, (library.cuGraphLaunch, library.cuStreamSynchronize, query, get))
         except AttributeError:
             return None
-        launch.argtypes, synchronize.argtypes, query.argtypes = (pointer, pointer), (pointer,), (pointer,)
-        put.argtypes = (pointer,)
-        addresses = map(address_of, (launch, synchronize, query, get))
-        return cls(launch, synchronize, query, get, put, *addresses)
+        query.argtypes = put.argtypes = (ctypes.c_void_p,)
+        return cls(query, get, put, *addresses)
 
     def current(self) -> int | None:
         """The thread's current context; None also in a forked process, whose driver gives an error."""

@@ -21,10 +21,9 @@ class Memory:
 
     def __init__(self, device: Device, limit: int | None = None) -> None:
         self.device, self.limit = device, limit
-        self._gpu: weakref.WeakSet[DeviceBuffer] = weakref.WeakSet()
-        self._host: weakref.WeakSet[HostBuffer] = weakref.WeakSet()
-        # Over whatever adds to the sets or walks through them. Reentrant: a signal handler or a finalizer may ask for the sums
-        # in a thread that has it.
+        self._held: weakref.WeakSet[DeviceBuffer | HostBuffer] = weakref.WeakSet()
+        # Over whatever adds to the set or walks through it. Reentrant: a signal handler or a finalizer may ask for the sums in
+        # a thread that has it.
         self._lock = threading.RLock()
 
     def gpu(self, nbytes: int) -> DeviceBuffer:
@@ -35,26 +34,26 @@ class Memory:
                     f"{nbytes} more bytes of GPU memory are needed; this session has {self.gpu_bytes} of at most "
                     f"{self.limit}: open it with a higher memory limit or fewer contexts, or use smaller batches"
                 )
-            buffer = self.device.buffer(nbytes)
-            self._gpu.add(buffer)
+            self._held.add(buffer := self.device.buffer(nbytes))
             return buffer
 
     def pinned(self, nbytes: int) -> HostBuffer:
         """Page-locked host memory."""
         with self._lock:
-            buffer = self.device.pinned(nbytes)
-            self._host.add(buffer)
+            self._held.add(buffer := self.device.pinned(nbytes))
             return buffer
 
     @property
     def gpu_bytes(self) -> int:
-        with self._lock:
-            return sum(buffer.nbytes for buffer in tuple(self._gpu) if not buffer.freed)
+        return self._bytes(DeviceBuffer)
 
     @property
     def pinned_bytes(self) -> int:
+        return self._bytes(HostBuffer)
+
+    def _bytes(self, kind: type[DeviceBuffer | HostBuffer]) -> int:
         with self._lock:
-            return sum(buffer.nbytes for buffer in tuple(self._host) if not buffer.freed)
+            return sum(item.nbytes for item in tuple(self._held) if isinstance(item, kind) and not item.freed)
 
 
 class Block:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,10 @@ class Signature:
         """The outputs by their names."""
         return {item.name: item for item in self.outputs}
 
+    @functools.cached_property
+    def _names(self) -> Set[str]:
+        return {item.name: None for item in self.inputs}.keys()
+
     @property
     def dynamic(self) -> bool:
         """Return True if there is more than one set of input shapes."""
@@ -68,13 +72,23 @@ class Signature:
 
     def check_names(self, inputs: Mapping[str, Any]) -> None:
         """Raise UsageError unless exactly the inputs are there."""
+        names = self._names
+        if type(inputs) is dict and inputs.keys() == names:
+            return
         check_mapping("inputs", inputs)
-        names = {item.name for item in self.inputs}
         wrong = [f"unknown {name!r}" for name in inputs if name not in names]
         wrong += [f"missing {item.name!r}" for item in self.inputs if item.name not in inputs]
         if wrong:
             takes = ", ".join(repr(item.name) for item in self.inputs)
             raise UsageError(f"inputs: {', '.join(wrong)}; the engine takes {takes}")
+
+    def accept(self, arrays: Sequence[Any]) -> tuple[Shape, ...]:
+        """Return the shapes of all inputs; UsageError for a wrong type. (Ranks and shapes a slot checks that doesn't know
+        them.)"""
+        for tensor, array in zip(self.inputs, arrays):
+            if array.dtype != tensor.dtype:
+                check_array(tensor, array)
+        return tuple([array.shape for array in arrays])
 
     def profile(self, shapes: Sequence[Shape]) -> int:
         """The number of the profile for these input shapes: of those they fit, the one tuned for the nearest. UsageError where

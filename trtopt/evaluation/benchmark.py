@@ -27,7 +27,7 @@ from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import taking
 from trtopt.core.values import Profile, TensorInfo, choice
-from trtopt.cuda.clocks import Clocks, clocks, others
+from trtopt.cuda.clocks import Clocks, clocks
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
 from trtopt.data.difference import difference
@@ -36,8 +36,9 @@ from trtopt.engine.manifest import REASONS, Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.runtime.request import opening_options
-from trtopt.runtime.session import BACKENDS, MemoryReport, Session
+from trtopt.runtime.open_engine import MemoryReport
+from trtopt.runtime.request import BACKENDS, opening_options
+from trtopt.runtime.session import Session
 from trtopt.runtime.timing import Spread, in_turns, timed
 
 _ROUNDS = 5
@@ -172,15 +173,12 @@ def bench(request: BenchRequest) -> BenchReport:
         "measuring",
         "To see what it gives, without times, on the CPU: trtopt run {} … --backend onnxruntime",
     )
-    strangers = others(request.device)  # before this process is there itself
     idle = clocks(request.device)
     with contextlib.ExitStack() as stack:
         session = Session(path, contexts=max(4, request.streams), **opening_options(request))
         stack.callback(session.close)
         notes = list(session.notes)
-        if strangers:
-            notes.append(f"the GPU is shared: {', '.join(strangers)}; times may be longer than they would be alone")
-        elif (idle.utilization or 0) >= _BUSY:
+        if (idle.utilization or 0) >= _BUSY:
             notes.append(
                 f"the GPU was {idle.utilization} % busy before this started: it is shared, and times may be too long"
             )

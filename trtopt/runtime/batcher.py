@@ -7,39 +7,26 @@ with trtopt.Session("resnet50.engine") as session, trtopt.Batcher(session) as ba
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import itertools
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtopt.core.documents import Described
 from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.core.options import typed
-from trtopt.core.values import check_timeout, parse_seconds, x
-from trtopt.cuda.arrays import View, like_host, start, views
-from trtopt.cuda.tensors import Shape, check_array
-from trtopt.data.rebatch import share
-from trtopt.runtime.contexts import MAPPED
+from trtopt.core.values import check_timeout, parse_seconds
+from trtopt.cuda.arrays import host_views
+from trtopt.cuda.tensors import check_array
+from trtopt.runtime.batch import Batch, BatchRunner, BatchSizes, Request, Shapes, tell
 from trtopt.runtime.session import Session
-from trtopt.runtime.slot_pool import CLOSED as SESSION_CLOSED
-from trtopt.runtime.stretch import NativeCall, available, copying
 
-Array = NDArray[Any]
-Shapes = tuple[Shape, ...]  # of one sample, without the batch axis, for each input
-
-_REMEMBERED = 4096  # shapes of samples
 _IDLE = 0.1  # seconds without a batch after which a thread goes
-_VIEWS = 64  # of one thread's buffers
 _NAME = "trtopt-batcher"  # of the threads
 CLOSED = "this batcher is closed; make another one"
 
@@ -59,67 +46,6 @@ class BatcherStats(Described):
     queued: int
     mean_wait: float
     longest_wait: float
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Request:
-    """Samples of one caller, who waits for `done`, for the future of a `task`, or for `future`.
-
-    Attributes:
-        shapes: of one sample, for each input; capacity: the most samples that a batch of them holds.
-        example: an array of the library that results are made arrays of; None: NumPy's.
-        accepted: when the caller came, in seconds; rows: its part of each output of the batch.
-    """
-
-    shapes: Shapes
-    capacity: int
-    samples: int
-    arrays: list[Array]
-    example: Any = None
-    done: threading.Lock = field(default_factory=threading.Lock)
-    task: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-    future: Future[dict[str, Any]] | None = None
-    error: BaseException | None = None
-    rows: dict[str, Array] = field(default_factory=dict)
-    accepted: float = 0.0
-
-    def starts(self) -> bool:
-        """Return False if nobody wants its results any more; its batch is about to run."""
-        return self.error is None if self.future is None else self.future.set_running_or_notify_cancel()
-
-    def fail(self, error: BaseException) -> None:
-        if self.future is None:
-            self.error = self.error or error
-        elif not self.future.done():
-            self.future.set_exception(error)
-
-    def results(self) -> dict[str, Any]:
-        """Return arrays of the caller's own, or raise what went wrong."""
-        if self.error is not None:
-            raise self.error
-        results = {}
-        for name, rows in self.rows.items():
-            if rows.base is not None:  # not all of a batch's output, which is new
-                copied = np.empty(rows.shape, rows.dtype)
-                if rows.nbytes > MAPPED:
-                    np.copyto(copied, rows)
-                else:  # keeps the GIL: letting it go takes longer where threads queue for it
-                    _bytes(copied)[:] = _bytes(rows)
-                rows = copied
-            results[name] = rows if self.example is None else like_host(self.example, rows)
-        return results
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Requests that run together, the first of which came at `since`. Once `sealed` it takes no more, and is due."""
-
-    shapes: Shapes
-    since: float
-    requests: list[Request] = field(default_factory=list)
-    samples: int = 0
-    sealed: bool = False
-    full: bool = False
 
 
 class Batcher:
@@ -155,37 +81,17 @@ class Batcher:
         max_queue: int = 4,
         slots: int | None = None,
     ) -> None:
-        session._alive()
-        if session._closing:
-            raise DeviceError(SESSION_CLOSED)
+        session._check_open()
         self.max_delay = min(parse_seconds(max_delay, "`max_delay=`"), threading.TIMEOUT_MAX)
         slots = 2 * max(1, len(session._gpus)) if slots is None else slots
         for name, value in (("max_queue", max_queue), ("slots", slots), ("max_batch", max_batch)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value!r}; a number of at least 1 is needed")
         self._session, self._signature = session, session._signature
-        self._inputs = self._signature.inputs
-        self._names = {tensor.name: None for tensor in self._inputs}
-        _check_axes(session)
-        limits = set[int]()  # the ends of what profiles take
-        for profile in session.profiles:
-            ranges = [profile[name] for name in self._names]
-            limits |= {max(1, *(item.min[0] for item in ranges)), min(item.max[0] for item in ranges)}
-        limits = limits or {self._inputs[0].shape[0]} - {-1}
-        if not limits and max_batch is None:
-            raise UsageError(
-                f"max_batch isn't given, and {session.engine.name} doesn't say how large its batches may be: give "
-                "max_batch=32, for example"
-            )
-        if max_batch is not None and limits and max_batch > max(limits):
-            raise UsageError(
-                f"max_batch is {max_batch}; the engine takes batches of at most {max(limits)}: build it with other `shapes=`"
-            )
-        self.max_batch = max_batch or max(limits)
-        powers = (1 << bit for bit in range(max(limits, default=self.max_batch).bit_length()))
-        self._sizes = sorted({*powers, *limits, self.max_batch})
-        self._sizes_of = functools.lru_cache(_REMEMBERED)(self._find_sizes)
-        self._max_queue = max_queue
+        self._inputs, self._names = self._signature.inputs, session._names
+        self._sizes = BatchSizes(session, max_batch)
+        self.max_batch, self._max_queue = self._sizes.most, max_queue
+        self._runner = BatchRunner(session, self._sizes)
         lock = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
         self._ready, self._room = threading.Condition(lock), threading.Condition(lock)
         self._open: dict[Shapes, Batch] = {}
@@ -194,7 +100,6 @@ class Batcher:
         self._closing = False
         self._requests = self._samples = self._batches = self._full = 0
         self._waited = self._longest = 0.0
-        self._memory = threading.local()
         self._slots, self._serving = slots, 0  # threads that there are
         self._workers = ThreadPoolExecutor(slots, thread_name_prefix=_NAME)
 
@@ -227,7 +132,7 @@ class Batcher:
         try:
             request.done.acquire()
         except BaseException:
-            request.fail(CancelledError())
+            request.error = CancelledError()
             raise
         return request.results()
 
@@ -240,7 +145,7 @@ class Batcher:
         try:
             await request.task[1]
         except BaseException:
-            request.fail(CancelledError())
+            request.error = CancelledError()
             raise
         return request.results()
 
@@ -273,7 +178,7 @@ class Batcher:
             cancelled = [] if finish else [request for batch in self._waiting for request in batch.requests]
         for request in cancelled:
             if request.future is None:
-                request.fail(CancelledError())
+                request.error = CancelledError()
             else:
                 request.future.cancel()
         self._workers.shutdown(wait=not threading.current_thread().name.startswith(_NAME))
@@ -289,18 +194,12 @@ class Batcher:
     def _request(self, inputs: Mapping[str, Any]) -> Request:
         """Check what a caller gave, as the session does."""
         self._session._alive()
-        if type(inputs) is not dict or inputs.keys() != self._names.keys():
-            self._signature.check_names(inputs)
+        self._signature.check_names(inputs)
         values = [inputs[name] for name in self._names]
-        arrays: list[Array] = []
-        for tensor, array in zip(self._inputs, views(values, 0, [*self._names])):
-            if isinstance(array, View):
-                raise UsageError(
-                    f"input {tensor.name!r} lies in GPU memory; batches are put together in host memory: give a NumPy "
-                    "array, or call Session.run"
-                )
+        instead = "batches are put together in host memory: give a NumPy array, or call Session.run"
+        arrays = host_views(values, self._names, instead)
+        for tensor, array in zip(self._inputs, arrays):
             check_array(tensor, array)
-            arrays.append(array)
         samples = arrays[0].shape[0]
         if samples < 1 or any(array.shape[0] != samples for array in arrays):
             counts = ", ".join(f"{tensor.name!r} {array.shape[0]}" for tensor, array in zip(self._inputs, arrays))
@@ -308,26 +207,13 @@ class Batcher:
                 f"samples along the first axes: {counts}; one number of at least 1 is needed for all inputs"
             )
         shapes = tuple([array.shape[1:] for array in arrays])
-        capacity = min(self.max_batch, self._sizes_of(shapes)[-1])
+        capacity = min(self.max_batch, self._sizes.of(shapes)[-1])
         if samples > capacity:
             raise UsageError(
                 f"the request has {samples} samples; a batch of this shape holds {capacity}: submit them in parts, or call "
                 "Session.run_batches"
             )
         return Request(shapes, capacity, samples, arrays, None if type(values[0]) is np.ndarray else values[0])
-
-    def _find_sizes(self, shapes: Shapes) -> tuple[int, ...]:
-        """Return the sizes that batches of these samples run at; UsageError, the session's, where no profile takes them."""
-        sizes: list[int] = []
-        for size in self._sizes:
-            with contextlib.suppress(UsageError):
-                self._signature.profile([(size, *shape) for shape in shapes])
-                sizes.append(size)
-            if sizes and sizes[-1] >= self.max_batch:
-                break
-        if not sizes:
-            self._signature.profile([(self._sizes[0], *shape) for shape in shapes])  # says why
-        return tuple(sizes)
 
     def _enter(self, request: Request, timeout: float | None, *, holds_up: bool) -> None:
         """Put a request into a batch; with `holds_up`, when that needs no batch beyond those that may wait."""
@@ -414,17 +300,14 @@ class Batcher:
             requests = [request for request in batch.requests if request.starts()]
             if requests:
                 self._run(batch, requests)
-            results = [(item.future, item.results()) for item in requests if item.future is not None]
-            for future, result in results:
-                future.set_result(result)
         except BaseException as error:  # whatever it is, no caller may wait forever
             for request in batch.requests:
-                request.fail(error)
+                request.error = request.error or error
         finally:
-            _tell(batch.requests)
+            tell(batch.requests)
 
     def _run(self, batch: Batch, requests: Sequence[Request]) -> None:
-        """Give each request the outputs."""
+        """Count it, and give each request the outputs."""
         with self._ready:
             waits = [time.monotonic() - request.accepted for request in requests]
             self._requests += len(requests)
@@ -433,84 +316,4 @@ class Batcher:
             self._full += batch.full
             self._waited += sum(waits)
             self._longest = max(self._longest, *waits)
-        samples = sum(request.samples for request in requests)
-        size = next(size for size in self._sizes_of(batch.shapes) if size >= samples)
-        arrays = self._arrays(batch.shapes, size)
-        stops = list(itertools.accumulate(request.samples for request in requests))
-        parts = list(zip(requests, (0, *stops), stops))
-        rows = []  # of samples that are copied in one stretch, without the GIL
-        for index, target in enumerate(arrays.values()):
-            for request, first, stop in parts:
-                source = request.arrays[index]
-                if available() and source.flags.c_contiguous:
-                    rows.append(copying(start(target) + first * target.strides[0], start(source), source.nbytes))
-                else:
-                    target[first:stop] = source
-        if rows:
-            NativeCall(rows).run_without_gil()
-        for array in arrays.values() if size > samples else ():
-            array[samples:] = array[samples - 1]
-        outputs = self._session.run(arrays)
-        for info in self._session.outputs:
-            for request, first, stop in parts:
-                request.rows[info.name] = share(outputs[info.name], info, size, first, stop)
-
-    def _arrays(self, shapes: Shapes, samples: int) -> dict[str, Array]:
-        """Return arrays of so many samples, at the start of this thread's page-locked memory, which only grows. The same
-        objects each time, as far as possible: the session remembers whose addresses it knows."""
-        memory: dict[str, Array] = self._memory.__dict__.setdefault("flat", {})
-        seen: dict[Any, dict[str, Array]] = self._memory.__dict__.setdefault("views", {})
-        arrays = seen.get((shapes, samples))
-        if arrays is None:
-            arrays = {}
-            for name, shape in zip(self._names, shapes):
-                whole = (samples, *shape)
-                if name not in memory or memory[name].size < math.prod(whole):
-                    seen.clear()
-                    memory[name] = self._session.pinned(name, whole).reshape(-1)
-                arrays[name] = memory[name][: math.prod(whole)].reshape(whole)
-            if len(seen) >= _VIEWS:
-                seen.clear()
-            seen[shapes, samples] = arrays
-        return arrays
-
-
-def _check_axes(session: Session) -> None:
-    """Raise UsageError unless the first axis of every input can be the batch, and some axis of every output."""
-    signature = session._signature
-    if not signature.inputs:
-        raise UsageError("the engine has no inputs: there is nothing to put together; call Session.run")
-    batch = signature.inputs[0].shape[0] if signature.inputs[0].shape else -1
-    for tensors, infos in ((signature.inputs, session.inputs), (signature.outputs, session.outputs)):
-        for tensor, axis in zip(tensors, (info.batch_axis for info in infos)):
-            size = tensor.shape[axis] if axis is not None and axis < len(tensor.shape) else 0
-            role, odd = ("input", axis) if tensors is signature.inputs else ("output", False)
-            fits = size == batch or (role == "output" and size > 0 < batch and size % batch == 0)
-            if tensor.on_host or odd or not fits:
-                raise UsageError(
-                    f"{role} {tensor.name!r} has shape {x(tensor.shape)}, and its first axis isn't a batch of "
-                    f"{'any size' if batch == -1 else batch}: requests can't be put together; call Session.run"
-                )
-
-
-def _tell(requests: Sequence[Request]) -> None:
-    """Wake who waits: each thread, and each event loop once for all its tasks."""
-    loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for request in requests:
-        if request.task is not None:
-            loops.setdefault(request.task[0], []).append(request.task[1])
-        elif request.future is None:
-            request.done.release()
-    for loop, futures in loops.items():
-        with contextlib.suppress(RuntimeError):  # it was closed over its tasks
-            loop.call_soon_threadsafe(_wake, futures)
-
-
-def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-
-
-def _bytes(array: Array) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data  # as bytes: buffers don't know types such as bfloat16
+        self._runner.run(batch.shapes, requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,10 @@ from trtopt.core.errors import DeviceError, UsageError
 from trtopt.cuda.arrays import LEGACY, View
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.memory import Block
-from trtopt.cuda.tensors import Shape
-from trtopt.runtime.contexts import Replay, Source
+from trtopt.runtime.launcher import BoundContext
+from trtopt.runtime.layout import Layout, Source, Wanted
 from trtopt.runtime.slot import Slot, read_on
+from trtopt.runtime.stretch import Replay
 
 
 class BoundCall:
@@ -67,17 +69,12 @@ class BoundCall:
 
 
 def prepare_call(
-    slot: Slot,
-    arrays: Sequence[Source],
-    shapes: tuple[Shape, ...],
-    out: Mapping[str, Source] | None = None,
-    stream: int | None = None,
-    example: Any = None,
+    slot: Slot, arrays: Sequence[Source], wanted: Wanted
 ) -> tuple[Callable[[], None], dict[str, Any], str, Any]:
-    """A call on these very arrays, read and written where they lie; nobody else may use the slot meanwhile.
+    """Prepare a call on these very arrays, read and written where they lie; nobody else may use the slot meanwhile.
 
-    Without `stream`, a call comes after what the legacy default stream, and the streams that made the arrays, have to do by
-    then; and it waits for the results, as one with arrays in host memory does.
+    Without a stream of the caller's, a call comes after what the legacy default stream, and the streams that made the arrays,
+    have to do by then; and it waits for the results, as one with arrays in host memory does.
 
     Args: as `Slot.run`.
 
@@ -88,51 +85,63 @@ def prepare_call(
     """
     slot.wait_previous(None)
     slot.shared = True
-    bound_context = slot.contexts.bind(arrays, shapes)
+    bound_context = slot.contexts.bind(arrays)
     if None in bound_context.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
-    own, raw = (slot.stream_ptr, slot.stream.raw) if stream is None else (stream, stream)
-    locations, copies_in, targets, streams = slot.lay_out(bound_context, arrays, out, stream, least=0)
+    stream = wanted.stream
+    own = slot.stream_ptr if stream is None else stream
+    locations, copies, targets, streams = slot.lay_out(bound_context, arrays, wanted, least=0)
     if any(isinstance(array, View) for array in arrays):
         streams = tuple({*streams, LEGACY} - {own})
-    layout = locations, copies_in, targets, streams
-
-    def enqueue() -> None:
-        slot.contexts.enqueue(bound_context, arrays, locations, own)
-
-    slot.give_inputs(layout, own)
+    enqueue = functools.partial(slot.launcher.enqueue, bound_context, locations, own)
+    slot.give_inputs((locations, copies, targets, streams), own)
     enqueue()  # TensorRT wants one before a capture
-    results = slot.finish(bound_context, targets, out, stream, True, example)
+    results = slot.finish(bound_context, targets, wanted, True)
     if stream is not None:
+        streams = ()
         read_on(stream, arrays)
         for target in targets:
             if isinstance(target, Block):
                 target.streams.add(stream)
-        layout = locations, copies_in, targets, ()
-    pairs = zip(targets, bound_context.landing)
+    graph, note = slot.launcher.capture(bound_context, locations)
+    replay = None if graph is None else Replay(graph)
+    call = _repeated(slot, bound_context, (locations, copies, targets, streams), stream, replay, enqueue)
+    return call, results, note, (graph, arrays, wanted)
+
+
+def _repeated(
+    slot: Slot,
+    bound_context: BoundContext,
+    layout: Layout,
+    stream: int | None,
+    replay: Replay | None,
+    enqueue: Callable[[], None],
+) -> Callable[[], None]:
+    """Return a function of the call: in one stretch where that can be, else by its graph, else by `enqueue`."""
+    own = slot.stream_ptr if stream is None else stream
+    pairs = zip(layout[2], bound_context.landing)
     copies_out = [(to, landing) for to, landing in pairs if isinstance(to, np.ndarray) and landing is not None]
-    graph, note = slot.contexts.captured(bound_context, arrays, locations)
-    waits = bool(stream is None or copies_in or copies_out)
-    replay = None if graph is None else Replay(graph, graph.raw, graph.handle)
-    stretches = None  # the whole of a call, where that can be
-    if replay is not None and stream is None and slot.by_stretch:
-        stretches = slot.filled(replay, bound_context, layout, one=True)
+    waits = bool(stream is None or layout[1] or copies_out)
+    whole = None
+    if replay is not None and stream is None and slot.stretches is not None:
+        filled = slot.stretches.fill(replay, bound_context.landing, layout, one=True)
+        whole = None if filled is None else filled[0]
 
     def call() -> None:
-        if stretches is not None and not stretches[0].run_without_gil():
+        if whole is not None and not whole.run_without_gil():
             return
         slot.give_inputs(layout, own)
         if replay is None:
             with slot.device.current():
                 enqueue()
         else:
-            slot.launch(replay.raw, replay.address, raw, own)
+            slot.launch(replay, own)
         if waits:
-            slot.wait(raw, own)
+            slot.wait(own)
         for target, source in copies_out:
             np.copyto(target, source)
 
-    return call, results, note, (graph, arrays, out)
+    return call
 
 
 def _closed() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, whole, write_bytes
@@ -13,15 +13,17 @@ from trtopt.cuda.device import Device, DeviceInfo, probe
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Signature, signature
 from trtopt.engine.manifest import Manifest
-from trtopt.runtime.slot import Slot
+from trtopt.runtime.request import OpeningOptions
 from trtopt.runtime.slot_pool import CLOSED
 from trtopt.trt import plan_loader
 from trtopt.trt.loader import Loader
 from trtopt.trt.plans import LoadedEngine, host_code_refused, plan_origin, unrecorded
 
 
-def ordinals(devices: str | Sequence[int]) -> list[int]:
-    """GPU numbers, from "all" or a list of them."""
+def ordinals(device: int, devices: str | Sequence[int] | None) -> list[int]:
+    """Return the numbers of the GPUs, of `device=` and `devices=`."""
+    if devices is None:
+        return [device]
     if devices == "all":
         return [info.ordinal for info in probe().devices] or [0]
     numbers = not isinstance(devices, str) and all(isinstance(number, int) for number in devices)
@@ -40,87 +42,70 @@ def check_for_gpus(what: str, graph: str) -> None:
 
 
 def open_gpus(
-    engine: Path,
-    manifest: Manifest | None,
-    ordinals: Sequence[int],
-    backend: str,
-    graphs: int,
-    limit: int | None,
-    trust: bool,
-    trust_host_code: bool,
-    weights: str | os.PathLike[str] | None = None,
-    calib: str | os.PathLike[str] | None = None,
+    engine: Path, manifest: Manifest | None, options: OpeningOptions
 ) -> tuple[str, list[GpuEngine], Manifest | None, int]:
-    """Return the family of TensorRT that runs the plan `engine`, it on each GPU, what is known of it, and its bytes.
-
-    The options are those of `Session`, which says what is raised; `weights` are for an engine with a manifest.
-    """
+    """Return the family of TensorRT that runs the plan `engine`, it on each GPU, what is known of it, and its bytes."""
+    numbers = ordinals(options.device, options.devices)
     check_for_gpus(engine.name, "the graph that build kept by `save_onnx=`")
     plan = whole(engine, None)
-    origin = plan_origin(plan) if manifest is None else manifest.origin
-    generation = plan_loader(backend, origin)
-    if manifest is None:
-        if not trust:
-            raise unrecorded(engine.name)
-    else:
-        made = f"{engine} was built by {manifest.origin}, here is {generation}"
-        if manifest.origin.product != generation.product:
-            raise EngineMismatch(f"{made}: build it again here, or install that one")
-        if why := generation.unread(manifest.origin):
-            raise EngineMismatch(f"{made}: {why}")
-        if manifest.origin.carries and not trust_host_code:
-            raise host_code_refused(engine.name)
-        manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
-        if weights is not None:
+    loader = plan_loader(options.backend, plan_origin(plan) if manifest is None else manifest.origin)
+    if manifest is not None:
+        _check_plan(engine, plan, manifest, loader, options)
+        if options.weights is not None:
             from trtopt.builder.refit import refitted_plan  # loads onnx, which a service doesn't need otherwise
             from trtopt.builder.request import RefitRequest
 
+            host_code = options.trust_host_code
             request = RefitRequest(
-                engine, weights, "", calib=calib, device=ordinals[0], trust_host_code=trust_host_code
+                engine, options.weights, "", calib=options.calib, device=numbers[0], trust_host_code=host_code
             )
             refitted = refitted_plan(plan, manifest, request)
             plan, manifest = bytes(refitted.plan), refitted.manifest
-        elif manifest.spec.get("strip"):
-            raise UsageError(
-                f"{engine} was built with `strip=True`, so it has no weights: give the model as `weights=`, or put them "
-                f"in with trtopt refit {engine} MODEL.onnx -o FULL.engine"
-            )
+    elif not (options.trust or options.trust_host_code):
+        raise unrecorded(engine.name)
     engines = []
-    for ordinal in ordinals:
-        device = Device(ordinal)
+    for number in numbers:
+        device = Device(number)
         if manifest is not None:
             _check_gpu(manifest, device.info, engine)
-        engines.append(GpuEngine(device, generation, plan, engine, graphs, limit, trust_host_code))
-    return generation.family, engines, manifest, len(plan)
+        engines.append(GpuEngine(device, loader, plan, engine, options))
+    return loader.family, engines, manifest, len(plan)
+
+
+def _check_plan(engine: Path, plan: bytes, manifest: Manifest, loader: Loader, options: OpeningOptions) -> None:
+    """Raise unless this TensorRT runs the plan, it is what its manifest describes, and it has weights or gets them."""
+    made = f"{engine} was built by {manifest.origin}, here is {loader}"
+    if manifest.origin.product != loader.product:
+        raise EngineMismatch(f"{made}: build it again here, or install that one")
+    if why := loader.unread(manifest.origin):
+        raise EngineMismatch(f"{made}: {why}")
+    if manifest.origin.carries and not options.trust_host_code:
+        raise host_code_refused(engine.name)
+    manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
+    if manifest.spec.get("strip") and options.weights is None:
+        raise UsageError(
+            f"{engine} was built with `strip=True`, so it has no weights: give the model as `weights=`, or put them "
+            f"in with trtopt refit {engine} MODEL.onnx -o FULL.engine"
+        )
 
 
 class GpuEngine:
-    """An engine on one GPU: its weights, and what slots are made of. The arguments are options of `Session`.
+    """An engine on one GPU: its weights, and what slots are made of.
 
     Attributes:
         shares: several contexts may use one profile.
         notes: what the user should know.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        generation: Loader,
-        plan: bytes,
-        path: Path,
-        graphs: int,
-        limit: int | None,
-        trust_host_code: bool,
-    ) -> None:
-        self.device, self.graphs = device, graphs
+    def __init__(self, device: Device, loader: Loader, plan: bytes, path: Path, options: OpeningOptions) -> None:
+        self.device, self.graphs = device, options.graphs
         self.notes: list[str] = []
-        self._store, runtime_cache = self._kept(plan) if generation.family == "rtx" else (None, None)
-        self.memory = Memory(device, limit)
+        self._store, runtime_cache = self._kept(plan) if loader.family == "rtx" else (None, None)
+        self.memory = Memory(device, options.limit)
+        given: dict[str, Any] = {"host_code": options.trust_host_code, "capture": self.graphs > 0}
         with device.current():
-            self.loaded: LoadedEngine | None = generation.load(
-                plan, path.name, host_code=trust_host_code, runtime_cache=runtime_cache, capture=graphs > 0
-            )
-            self.signature: Signature = signature(self.loaded.engine)
+            self._loaded: LoadedEngine | None = loader.load(plan, path.name, runtime_cache=runtime_cache, **given)
+            self.signature: Signature = signature(self._loaded.engine)
             self.shares = not self.signature.dynamic or self._second_context()
 
     def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
@@ -137,24 +122,24 @@ class GpuEngine:
     def _second_context(self) -> bool:
         """Return True if a second context can be used: TensorRT 8.6 crashes where it can't."""
         engine = self.loaded
-        assert engine is not None
         with self.memory.gpu(engine.scratch_bytes) as scratch:
             contexts = [engine.context(scratch.handle, scratch.nbytes) for _ in range(2)]
             shares = engine.shares_profiles(contexts[1])
             contexts.clear()
         return shares
 
-    def slot(self) -> Slot:
-        if self.loaded is None:
+    @property
+    def loaded(self) -> LoadedEngine:
+        """The engine, until it is closed."""
+        if self._loaded is None:
             raise DeviceError(CLOSED)
-        with self.device.current():
-            return Slot(self)
+        return self._loaded
 
     def close(self) -> list[str]:
         """Let go of the engine; what went wrong with keeping its kernels."""
         with self.device.current():
-            cache = self.loaded.runtime_cache() if self.loaded is not None and self._store is not None else None
-            self.loaded = None
+            cache = self._loaded.runtime_cache() if self._loaded is not None and self._store is not None else None
+            self._loaded = None
         if self._store is not None and cache:
             try:
                 write_bytes(self._store, cache)

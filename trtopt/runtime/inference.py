@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.data.arrayfiles import stored_array, stored_arrays
+from trtopt.data.arrays import only
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import converted
 from trtopt.data.decoding import decode, pixels
@@ -38,6 +39,7 @@ from trtopt.runtime.timing import timed
 Array = NDArray[Any]
 _TOGETHER = 8  # images run at a time
 _LISTS = ("images.json", "predictions.json")  # of the images: in the order of the outputs' rows, or with their classes
+_NAMED = "NAME=x.npy, or an .npz"
 _SHOWN = 8  # samples whose best classes are kept for an output of samples × classes
 
 
@@ -133,25 +135,16 @@ def run(request: RunRequest) -> RunResult:
     path = existing_file(request.engine, "the engine")
     folder = None if request.output is None else made_folder(request.output)
     with Session(path, **opening_options(request)) as session:
-        if request.images is not None and request.preprocess is not None:
-            session.preprocess = session.preparing(request.preprocess)
-        if request.classes is not None:
-            session.classes = load_classes(request.classes)
-            check_classes(session.classes, session.outputs)
-        if request.output_kind:
-            from trtopt.graph.output_kinds import stated  # loads onnx, which an engine doesn't need
-
-            session.kinds |= {name: str(kind) for name, kind in stated(request.output_kind, session.outputs).items()}
+        _prepare(session, request)
         files = _files(folder, session, request.images is not None)
-        parts, milliseconds, images, skipped = (_run_arrays if request.images is None else _run_images)(
-            session, request
-        )
-        outputs = joined(parts, session.outputs)
-        ranked = _ranked(session, outputs, request.top, images)
+        ran = _Run(session, request.reporter)
+        (ran.arrays if request.images is None else ran.images)(request)
+        outputs = joined(ran.parts, session.outputs)
+        ranked = _ranked(session, outputs, request.top, ran.names)
         summaries, written = _kept(outputs, files), list(files.values())
-        if folder is not None and images:
+        if folder is not None and ran.names:
             written.append(folder / _LISTS[bool(ranked)])
-            write_json(written[-1], [asdict(item) for item in ranked] or images)
+            write_json(written[-1], [asdict(item) for item in ranked] or ran.names)
     if request.top != RunRequest.top and not ranked:
         request.reporter.warn("`top=` has no effect: no output scores classes")
     return RunResult(
@@ -159,54 +152,90 @@ def run(request: RunRequest) -> RunResult:
         session.backend,
         summaries,
         ranked,
-        tuple(skipped),
+        tuple(ran.skipped),
         tuple(written),
-        tuple(milliseconds),
-        tuple(images),
+        tuple(ran.milliseconds),
+        tuple(ran.names),
         outputs,
     )
 
 
-_Ran = tuple[list[dict[str, Array]], list[float], list[str], list[Skipped]]  # outputs, times, images, those left out
+def _prepare(session: Session, request: RunRequest) -> None:
+    """Let what the request says of images and outputs stand for what the manifest says."""
+    if request.preprocess is not None:
+        session.preprocess = session.preparing(request.preprocess)
+    if request.classes is not None:
+        session.classes = load_classes(request.classes)
+        check_classes(session.classes, session.outputs)
+    if request.output_kind:
+        from trtopt.graph.output_kinds import stated  # loads onnx, which an engine doesn't need
+
+        session.kinds |= {name: str(kind) for name, kind in stated(request.output_kind, session.outputs).items()}
+
+
+class _Run:
+    """Calls of an engine: what their samples gave, how long each took, and the images that were run or left out."""
+
+    def __init__(self, session: Session, reporter: Reporter) -> None:
+        self._session, self._reporter = session, reporter
+        self.parts: list[dict[str, Array]] = []
+        self.milliseconds: list[float] = []
+        self.names: list[str] = []
+        self.skipped: list[Skipped] = []
+
+    def _call(self, call: Call) -> None:
+        time, outputs = timed(functools.partial(self._session.run, call.feed))
+        self.milliseconds.append(time)
+        self.parts.append(call.cut(outputs, self._session.outputs))
+
+    def arrays(self, request: RunRequest) -> None:
+        """Run what `data=` or `input=` gives."""
+        session = self._session
+        parts = _parts(request.input if request.data is None else request.data, session.inputs, request.limit)
+        for part in parts:
+            session._signature.check_names(part)
+            for info in session.inputs:
+                part[info.name] = _fitting(part[info.name], info, f"`data=`: {info.name!r}", self._reporter)
+        whole = _together(parts, session.inputs)
+        each = calls(whole, session.inputs, session.outputs, session.profiles, limit=request.limit)
+        with self._reporter.phase("run", len(each)) as phase:
+            for call in each:
+                self._call(call)
+                phase.advance()
+
+    def images(self, request: RunRequest) -> None:
+        """Run what `images=` gives, some at a time."""
+        session, items = self._session, _listed(request.images)[: request.limit]
+        least = [item.min[0] for profile in session.profiles for item in profile.values() if item.min]
+        together, prepare = max([_TOGETHER, *least]), functools.partial(_prepared, preparation(session))
+        with self._reporter.phase("run", len(items)) as phase, ThreadPoolExecutor(min(4, cores())) as pool:
+            for start in range(0, len(items), together):
+                chunk, samples = items[start : start + together], list[Array]()
+                for number, image in enumerate(pool.map(prepare, chunk, range(start, start + len(chunk))), start):
+                    name = os.fspath(items[number]) if _is_path(items[number]) else f"image {number}"
+                    if isinstance(image, str):
+                        self.skipped.append(Skipped(name, image))
+                    else:
+                        samples.append(image)
+                        self.names.append(name)
+                batch, more = stacked(session, samples) if samples else {}, len(items) > len(chunk)
+                for call in calls(batch, session.inputs, session.outputs, session.profiles, more=more) if batch else ():
+                    self._call(call)
+                phase.advance(len(chunk))
+        if not self.names:
+            some = "; ".join(f"{item.name}: {item.reason}" for item in self.skipped[:3])
+            raise DataError(f"none of the {len(items)} images can be used ({some})")
 
 
 # Arrays --------------------------------------------------------------------------------------------------------------
 
 
-def _run_arrays(session: Session, request: RunRequest) -> _Ran:
-    parts = _parts(request.input if request.data is None else request.data, session.inputs, request.limit)
-    infos = {info.name: info for info in session.inputs}
-    for part in parts:
-        session._signature.check_names(part)
-        for name, info in infos.items():
-            part[name] = _fitting(part[name], info, f"`data=`: {name!r}", request.reporter)
-    each_call = calls(
-        _together(parts, session.inputs), session.inputs, session.outputs, session.profiles, limit=request.limit
-    )
-    milliseconds: list[float] = []
-    with request.reporter.phase("run", len(each_call)) as phase:
-        results = []
-        for result in _called(session, each_call, milliseconds):
-            results.append(result)
-            phase.advance()
-    return results, milliseconds, [], []
-
-
-def _called(session: Session, given: Iterable[Call], milliseconds: list[float]) -> Iterator[dict[str, Array]]:
-    """Run each call and yield what its samples give."""
-    for call in given:
-        time, outputs = timed(functools.partial(session.run, call.feed))
-        milliseconds.append(time)
-        yield call.cut(outputs, session.outputs)
-
-
 def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[dict[str, Array]]:
-    """Arrays by input name, from whatever form they were given in; several, where each has all inputs."""
-    single = _is_path(source) or isinstance(source, Mapping) or hasattr(source, "__array__")
-    if not single and not isinstance(source, Iterable):
-        raise _unknown(source)
-    items = [source] if single else list(source)
-    read = [part for item in items for part in _read(item, inputs, limit)]
+    """Read arrays by input name, from whatever form they were given in; several, where each has all inputs."""
+    several = isinstance(source, Iterable) and not (
+        _is_path(source) or isinstance(source, Mapping) or _is_array(source)
+    )
+    read = [part for item in (list(source) if several else [source]) for part in _read(item, inputs, limit)]
     if len(read) > 1 and all(part.keys() == {info.name for info in inputs} for part in read):
         return read
     arrays: dict[str, Array] = {}
@@ -217,19 +246,16 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
     return [arrays]
 
 
-def _unknown(item: Any) -> UsageError:
-    return UsageError(
-        f"`data=` holds {type(item).__name__}; an array, a file, a mapping of input names to these, or a list of them is needed"
-    )
-
-
 def _read(item: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[dict[str, Array]]:
     if isinstance(item, Mapping):
         return [{str(key): _loaded(held) if _is_path(held) else np.asarray(held) for key, held in item.items()}]
-    if hasattr(item, "__array__"):
-        return [{_only(inputs, "an array"): np.asarray(item)}]
+    if _is_array(item):
+        return [{only(inputs, "an array", _NAMED).name: np.asarray(item)}]
     if not _is_path(item):
-        raise _unknown(item)
+        raise UsageError(
+            f"`data=` holds {type(item).__name__}; an array, a file, a mapping of input names to these, or a list of them is "
+            "needed"
+        )
     text = os.fspath(item)
     name, equals, path = text.partition("=")
     if equals and not Path(text).exists():
@@ -240,7 +266,7 @@ def _read(item: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[di
             raise UsageError(f"`data=`: there is no .npz or .npy file in {text}; for its images give `images='{text}'`")
         return [part for file in files[:limit] for part in _read(file, inputs, limit)]
     if not text.endswith(".npz"):
-        return [{_only(inputs, text): _loaded(text)}]
+        return [{only(inputs, text, _NAMED).name: _loaded(text)}]
     return [{name: np.array(array[...]) for name, array in stored_arrays(existing_file(text, "`data=`")).items()}]
 
 
@@ -248,18 +274,15 @@ def _is_path(item: Any) -> bool:
     return isinstance(item, (str, os.PathLike))
 
 
+def _is_array(item: Any) -> bool:
+    return hasattr(item, "__array__")
+
+
 def _loaded(source: str | os.PathLike[str]) -> Array:
     path = existing_file(source, "`data=`")
     if path.suffix != ".npy":
         raise UsageError(f"`data=`: {path} can't be read as arrays: give x.npy, NAME=x.npy, arrays.npz or a folder")
     return np.array(stored_array(path))
-
-
-def _only(inputs: Sequence[TensorInfo], what: str) -> str:
-    if len(inputs) != 1:
-        names = ", ".join(repr(info.name) for info in inputs)
-        raise UsageError(f"`data=`: {what} fits one input; the engine has {names}: write NAME=x.npy, or give an .npz")
-    return inputs[0].name
 
 
 def _fitting(array: Array, info: TensorInfo, what: str, reporter: Reporter) -> Array:
@@ -286,39 +309,6 @@ def _together(parts: Sequence[dict[str, Array]], inputs: Sequence[TensorInfo]) -
 
 
 # Images --------------------------------------------------------------------------------------------------------------
-
-
-def _run_images(session: Session, request: RunRequest) -> _Ran:
-    items, reporter = _listed(request.images)[: request.limit], request.reporter
-    parts: list[dict[str, Array]] = []
-    names: list[str] = []
-    skipped_images: list[Skipped] = []
-    milliseconds: list[float] = []
-    together = max([_TOGETHER, *(item.min[0] for profile in session.profiles for item in profile.values() if item.min)])
-    prepare = preparation(session)
-    with reporter.phase("run", len(items)) as phase, ThreadPoolExecutor(min(4, cores())) as pool:
-        for start in range(0, len(items), together):
-            chunk = items[start : start + together]
-            samples: list[Array] = []
-            numbers = range(start, start + len(chunk))
-            images = pool.map(functools.partial(_prepared, prepare), chunk, numbers)
-            for number, item, image in zip(numbers, chunk, images):
-                name = os.fspath(item) if _is_path(item) else f"image {number}"
-                if isinstance(image, str):
-                    skipped_images.append(Skipped(name, image))
-                else:
-                    samples.append(image)
-                    names.append(name)
-            if samples:
-                batch, more = stacked(session, samples), len(items) > len(chunk)
-                parts += _called(
-                    session, calls(batch, session.inputs, session.outputs, session.profiles, more=more), milliseconds
-                )
-            phase.advance(len(chunk))
-    if not names:
-        some = "; ".join(f"{item.name}: {item.reason}" for item in skipped_images[:3])
-        raise DataError(f"none of the {len(items)} images can be used ({some})")
-    return parts, milliseconds, names, skipped_images
 
 
 def _listed(images: Any) -> list[Any]:

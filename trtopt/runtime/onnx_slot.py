@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from trtopt.core.errors import DataError, DeviceError, EngineError, UsageError
-from trtopt.core.values import ShapeRange, x
+from trtopt.core.values import ShapeRange
 from trtopt.cuda.arrays import View, like_host
-from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
+from trtopt.cuda.tensors import Signature, Tensor, check_array
 from trtopt.data.convert import numpy_dtype
 from trtopt.engine.manifest import Manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.ort.runner import OnnxRunner
+from trtopt.runtime.layout import Wanted, check_shape
+from trtopt.runtime.slot_pool import CLOSED
+
+_NEW = Wanted()
 
 
 class OnnxSlot:
@@ -34,10 +38,6 @@ class OnnxSlot:
         if manifest is not None:
             manifest.check_graph(model, graph.fingerprint)
         ranges = () if manifest is None else manifest.ranges
-        if odd := {name for item in ranges for name in item} - {item.name for item in graph.inputs}:
-            raise EngineError(
-                f"the manifest's profiles have {odd.pop()!r}, no input of {model}: build the engine again"
-            )
         inputs, outputs = (
             tuple(Tensor(item.name, numpy_dtype(item.dtype), item.sizes, batch_axis=item.batch_axis) for item in items)
             for items in (graph.inputs, graph.outputs)
@@ -50,22 +50,16 @@ class OnnxSlot:
 
     stream_ptr = 0  # there is none
 
-    def run(
-        self,
-        arrays: Sequence[Any],
-        shapes: tuple[Shape, ...],
-        out: Mapping[str, Any] | None = None,
-        stream: int | None = None,
-        example: Any = None,
-    ) -> dict[str, Any]:
+    def run(self, arrays: Sequence[Any], wanted: Wanted = _NEW) -> dict[str, Any]:
         """Infer once as `Slot.run` does, on arrays in host memory."""
-        if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
+        out, example = wanted.out, wanted.example
+        if wanted.stream is not None or any(isinstance(array, View) for array in (*arrays, *out.values())):
             raise UsageError("`backend='onnxruntime'` runs on the CPU: give arrays in host memory, and no stream")
         if self._runner is None:
-            raise DeviceError("this session is closed; open the engine again")
+            raise DeviceError(CLOSED)
         for tensor, array in zip(self.signature.inputs, arrays):
             check_array(tensor, array)
-        self.signature.profile(shapes)
+        self.signature.profile(self.signature.accept(arrays))
         try:
             outputs = self._runner({item.name: array for item, array in zip(self.signature.inputs, arrays)})
         except DataError as error:
@@ -73,19 +67,14 @@ class OnnxSlot:
         results: dict[str, Any] = {
             item.name: outputs[item.name].astype(item.dtype, copy=False) for item in self.signature.outputs
         }
-        for name, array in (out or {}).items():
-            if array.shape != results[name].shape:  # NumPy would repeat a smaller result
-                raise UsageError(
-                    f"out[{name!r}] has shape {x(array.shape)}; for these inputs the result is {x(results[name].shape)}"
-                )
-        for name, array in (out or {}).items():
-            np.copyto(array, results[name])
+        for name, array in out.items():  # NumPy would repeat a smaller result
+            check_shape(self.signature.results[name], array, results[name].shape)
+        for name, array in out.items():
+            np.copyto(np.asarray(array), results[name])
             results[name] = array
-        if example is not None:
-            results = {
-                name: array if out and name in out else like_host(example, array) for name, array in results.items()
-            }
-        return results
+        if example is None:
+            return results
+        return {name: array if name in out else like_host(example, array) for name, array in results.items()}
 
     def close(self) -> None:
         self._runner = None

@@ -1,4 +1,4 @@
-"""The arguments of a run of an engine."""
+"""The arguments of a run of an engine, and the options that engines are opened with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import FOLDER, about, option
+from trtopt.core.errors import UsageError
+from trtopt.core.options import FOLDER, about, fitting, option
 from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import choice, parse_size
+
+BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,38 @@ def opening_options(request: Any) -> dict[str, Any]:
     """Return what of a request `Session` opens the engine with."""
     names = ("device", "backend", "trust", "trust_host_code")
     return {name: getattr(request, name) for name in names}
+
+
+@dataclass(frozen=True)
+class OpeningOptions:
+    """The options of `Session`, which describes them; UsageError where one can't be right."""
+
+    device: int
+    devices: str | Sequence[int] | None
+    backend: str
+    contexts: int = field(metadata=about(least=1))
+    queue: int = field(metadata=about(least=1))
+    graphs: int = field(metadata=about(least=0))
+    memory: str | int | None
+    trust: bool
+    trust_host_code: bool
+    weights: str | os.PathLike[str] | None
+    calib: str | os.PathLike[str] | None
+    threads: int | None
+
+    def __post_init__(self) -> None:
+        choice(self.backend, BACKENDS, "`backend=`")
+        fitting(self)
+        if self.threads is not None and (self.backend != "onnxruntime" or self.threads < 1):
+            raise UsageError(
+                f"threads is {self.threads!r}; a number of at least 1 is needed, with backend='onnxruntime'"
+            )
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"memory is {self.memory!r}; at least 1 byte is needed, or None for what there is")
+        if self.calib is not None and self.weights is None:
+            raise UsageError("`calib=` has the scales for other weights: give the model as `weights=`, or drop it")
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes of GPU memory at the most."""
+        return None if self.memory is None else parse_size(self.memory, "memory")

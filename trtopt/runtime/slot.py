@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import itertools
-import math
 import sys
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
-from trtopt.core.values import x
-from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start, writable
+from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
 from trtopt.cuda.device import Cuda, Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks
-from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
-from trtopt.runtime.contexts import (
+from trtopt.runtime.contexts import ContextCache
+from trtopt.runtime.gpu_engine import GpuEngine
+from trtopt.runtime.launcher import BoundContext, Launcher
+from trtopt.runtime.layout import (
     DEVICE,
     PINNED,
-    REMEMBERED,
     STAGED,
-    BoundContext,
-    ContextCache,
+    Copy,
+    Layout,
     Location,
-    Locations,
-    Prepared,
-    Replay,
+    Result,
     Source,
-    on_device,
+    Wanted,
+    at,
+    check_shape,
 )
-from trtopt.runtime.stretch import SOURCE, TO, WIDTH, NativeCall, available, calling, copying, same
+from trtopt.runtime.stretch import Replay, Stretches, available
 
-if TYPE_CHECKING:
-    from trtopt.runtime.gpu_engine import GpuEngine
-
-Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
-Result: TypeAlias = "Block | Source | None"  # where an output goes; None: host memory, of a shape that isn't known yet
-# Where a call's arrays lie; copies of inputs in host memory into pinned memory of ours; where the outputs go; the streams that
-# come first: those that may still make or read these arrays, and the default one, on which memory of ours may have been read.
-Layout: TypeAlias = "tuple[Locations, list[Copy], list[Result], tuple[int, ...]]"
-_KNOWN = 256  # arrays whose address is remembered, so that each call needn't find out whose memory it is
-_LARGE = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
+_LARGE = 64 << 10  # bytes: from this on a graph of its own is worth it for an input in pinned memory
+_NEW = Wanted()
 
 
 class Slot:
@@ -54,63 +42,48 @@ class Slot:
     def __init__(self, engine: GpuEngine) -> None:
         device = engine.device
         self.device, self.signature = device, engine.signature
-        self._cuda = device.cuda
+        self._cuda, self._ordinal = device.cuda, device.info.ordinal
         kinds = self._cuda.functions.cudaMemcpyKind
         # Not of `self`: a result that is kept would keep the slot.
         self._fetch = functools.partial(_fetch, device.cuda, kinds.cudaMemcpyDeviceToHost)
         self.stream = device.stream()
-        self.stream_ptr, self._raw = self.stream.handle, self.stream.raw
+        self.stream_ptr = self.stream.handle
         self._event = device.event(timing=False)
         self._events: dict[int, Event] = {}
-        # id of an array of `Session.pinned` → where it lies.
-        self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], Location]] = {}
-        self._ordinal = device.info.ordinal
-        self._driver = device.cuda.driver
-        self.by_stretch = self._driver is not None and available()  # whole calls without the GIL
-        self._here = ctypes.c_int64()  # the thread's current context, where a stretch looks
+        self.stretches: Stretches | None = None  # for whole calls without the GIL
+        if (driver := device.cuda.driver) is not None and device.cuda.context is not None and available():
+            self.stretches = Stretches(driver, device.cuda.context, self.stream_ptr)
         self._pending_stream: int | None = None  # a caller's stream on which this slot's last call may still run
         self._incomplete = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
-        self.contexts = ContextCache(engine, self.stream)
+        self.launcher = Launcher(engine, self.stream)
+        self.contexts = ContextCache(engine, self.launcher)
         self.blocks = Blocks(engine.memory, functools.partial(_follow_default, device, self._event))
         self.replays = 0
 
-    # The call ------------------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        arrays: Sequence[Source],
-        shapes: tuple[Shape, ...],
-        out: Mapping[str, Source] | None = None,
-        stream: int | None = None,
-        example: Any = None,
-    ) -> dict[str, Any]:
-        """Infer once on arrays that fit the signature; into those of `out`, and new ones of the library that `example` is of.
+    def run(self, arrays: Sequence[Source], wanted: Wanted = _NEW) -> dict[str, Any]:
+        """Infer once.
 
         What happens before the launch is kept short; what can be done while the GPU works, is done then. On a caller's
-        `stream` this returns while it runs, if every array is in GPU memory.
+        stream this returns while it runs, if every array is in GPU memory.
         """
         if self._incomplete or self._pending_stream is not None or self.shared:
-            self.wait_previous(stream)
-        bound_context = self.contexts.bind(arrays, shapes)
+            self.wait_previous(wanted.stream)
+        bound_context = self.contexts.bind(arrays)
         self._incomplete = True
-        layout = self.lay_out(bound_context, arrays, out, stream)
+        layout = self.lay_out(bound_context, arrays, wanted)
         outputs = None
-        if self.by_stretch and stream is None and (replay := bound_context.graphs.get(layout[0])) is not None:
-            outputs = self._replay(replay, bound_context, layout, out, example)
+        if self.stretches is not None and wanted.stream is None:
+            replay = bound_context.graphs.get(layout[0])
+            outputs = None if replay is None else self._replay(self.stretches, replay, bound_context, layout, wanted)
         if outputs is None:
             with self.device.current():
-                outputs = self._run(bound_context, arrays, layout, out, stream, example)
+                outputs = self._run(bound_context, arrays, layout, wanted)
         self._incomplete = False
         return outputs
 
     def lay_out(
-        self,
-        bound_context: BoundContext,
-        arrays: Sequence[Source],
-        out: Mapping[str, Source] | None,
-        stream: int | None,
-        least: int = _LARGE,
+        self, bound_context: BoundContext, arrays: Sequence[Source], wanted: Wanted, least: int = _LARGE
     ) -> Layout:
         """Find where each input and output of a call lies; from `least` bytes on, whether an input is in pinned memory. Nothing
         is copied or waited for yet."""
@@ -126,26 +99,22 @@ class Slot:
                     )
                 locations.append(self._seen(array, streams))
                 on_gpu = True
-            elif (
-                array.base is not None
-                and array.nbytes >= least
-                and not tensor.on_host
-                and (pinned := self.pinned_at(array)) is not None
-            ):
-                locations.append(pinned)
+            elif array.base is not None and array.nbytes >= least and not tensor.on_host and _is_pinned(array):
+                locations.append(at(PINNED, start(array)))
             else:
                 locations.append(STAGED)
                 copies.append((staging, array))
         results: list[Result] = []
-        if out is None and not on_gpu and len(bound_context.results) == len(bound_context.outputs):
+        out, stream = wanted.out, wanted.stream
+        if not out and not on_gpu and len(bound_context.results) == len(bound_context.outputs):
             results += [np.empty(shape, dtype) for shape, dtype in bound_context.results]
             return (*locations, *bound_context.staged), copies, results, ()
         target = self.stream_ptr if stream is None else stream
         for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
-            given = out.get(tensor.name) if out else None
+            given = out.get(tensor.name)
             if given is None and on_gpu and shape is not None and not tensor.on_host:
                 results.append(block := self.blocks.take(size, target, stream is None))
-                locations.append(on_device(block.address))
+                locations.append(at(DEVICE, block.address))
                 if stream is None:
                     streams.add(LEGACY)
                 continue
@@ -166,150 +135,84 @@ class Slot:
             raise UsageError(f"an input lies on GPU {array.ordinal}; this engine runs on GPU {self._ordinal}")
         if array.stream is not None:
             streams.add(array.stream)
-        return on_device(array.address)
+        return at(DEVICE, array.address)
 
     def _replay(
-        self,
-        replay: Replay,
-        bound_context: BoundContext,
-        layout: Layout,
-        out: Mapping[str, Source] | None,
-        example: Any,
+        self, stretches: Stretches, replay: Replay, bound_context: BoundContext, layout: Layout, wanted: Wanted
     ) -> dict[str, Any] | None:
         """Infer by a graph that was captured before: the common case, short. It needs no current device. None where a stretch
         can't: a stream has work left that comes first, an array isn't contiguous, a call failed."""
-        if (stretches := self.filled(replay, bound_context, layout)) is None:
+        if (filled := stretches.fill(replay, bound_context.landing, layout)) is None:
             return None
-        (first, last), results = stretches, layout[2]
+        (first, last), results = filled, layout[2]
         if first.run_without_gil() if layout[1] or last is first else first.run_with_gil():
             return None
         replay.last_use = self.contexts.calls
         self.replays += 1
-        if last is first and example is None:
+        if last is first and wanted.example is None:
             return dict(zip(self.signature.results, results))
-        outputs, late = self.outputs_of(bound_context, results, out, None, example)  # while the GPU works
+        outputs, late = self._outputs(bound_context, results, wanted, None)  # while the GPU works
         if last is not first and last.run_without_gil():
-            self.wait(self._raw, self.stream_ptr)
+            self.wait(self.stream_ptr)
             for target, landing in late:
                 np.copyto(target, landing)
         return outputs
 
-    def filled(
-        self, replay: Replay, bound_context: BoundContext, layout: Layout, *, one: bool = False
-    ) -> tuple[NativeCall, NativeCall] | None:
-        """Return the whole of a call in one stretch, twice; or, unless it is to be `one`, in two, where results are in GPU
-        memory: the second waits. None where an array isn't contiguous."""
-        _, copies, results, streams = layout
-        known = replay.stretches.get(streams)
-        first, last, sources, targets = known or self._prepare(replay, bound_context, layout, one)
-        for word, (_, source) in zip(sources, copies):
-            if not source.flags.c_contiguous:
-                return None
-            first.words[word] = start(source)
-        if targets:
-            for word, target in zip(targets, [item for item in results if isinstance(item, np.ndarray)]):
-                if not target.flags.c_contiguous:
-                    return None
-                last.words[word] = start(target)
-        return first, last
-
-    def _prepare(self, replay: Replay, bound_context: BoundContext, layout: Layout, one: bool) -> Prepared:
-        """Make a call with the graph but for where the caller's arrays in host memory lie. It fails before the launch if a
-        stream that comes first has work left, or another device is current, whose default stream would be asked."""
-        driver, here = self._driver, ctypes.addressof(self._here)
-        assert driver is not None and self._cuda.context is not None
-        _, copies, results, streams = layout
-        rows = [copying(start(to), 0, to.nbytes) for to, _ in copies]
-        sources = tuple(WIDTH * row + SOURCE for row in range(len(rows)))
-        if streams:
-            rows += [calling(driver.getting, here), same(here, self._cuda.context)]
-        rows += [calling(driver.querying, stream) for stream in streams]
-        rows.append(calling(driver.launching, replay.address, self.stream_ptr))
-        pairs = zip(results, bound_context.landing)
-        landings = [landing for item, landing in pairs if isinstance(item, np.ndarray) and landing is not None]
-        ends = [
-            calling(driver.synchronizing, self.stream_ptr),
-            *(copying(0, start(item), item.nbytes) for item in landings),
-        ]
-        one = one or len(landings) == len(results)
-        first = NativeCall([*rows, *ends] if one else rows)
-        last, before = (first, len(rows) + 1) if one else (NativeCall(ends), 1)
-        if len(replay.stretches) >= REMEMBERED:
-            replay.stretches.clear()
-        targets = tuple(WIDTH * (before + row) + TO for row in range(len(landings)))
-        replay.stretches[streams] = prepared = first, last, sources, targets
-        return prepared
-
     def _run(
-        self,
-        bound_context: BoundContext,
-        arrays: Sequence[Source],
-        layout: Layout,
-        out: Mapping[str, Source] | None,
-        stream: int | None,
-        example: Any,
+        self, bound_context: BoundContext, arrays: Sequence[Source], layout: Layout, wanted: Wanted
     ) -> dict[str, Any]:
-        target, raw = (self.stream_ptr, self._raw) if stream is None else (stream, stream)
-        locations, _, results, _ = layout
-        waits = stream is None or any(location.place != DEVICE for location in locations)
-        replay = self.contexts.replay(bound_context, arrays, locations)
+        locations, target = layout[0], self.stream_ptr if wanted.stream is None else wanted.stream
+        waits = wanted.stream is None or any(location.place != DEVICE for location in locations)
+        replay = self.contexts.replay(bound_context, locations)
         if replay is None and any(location.place == PINNED for location in locations):
             # Graphs for addresses there are few: as if it lay elsewhere, then.
-            layout = self.lay_out(bound_context, arrays, out, stream, least=sys.maxsize)
-            return self._run(bound_context, arrays, layout, out, stream, example)
+            return self._run(bound_context, arrays, self.lay_out(bound_context, arrays, wanted, sys.maxsize), wanted)
         self.give_inputs(layout, target)
         if replay is not None:
-            self.launch(replay.raw, replay.address, raw, target)
+            self.launch(replay, target)
             self.replays += 1
         else:
-            self.contexts.enqueue(bound_context, arrays, locations, target)
+            self.launcher.enqueue(bound_context, locations, target)
         if not waits:
             read_on(target, arrays)
-        return self.finish(bound_context, results, out, stream, waits, example)
+        return self.finish(bound_context, layout[2], wanted, waits)
 
     def give_inputs(self, layout: Layout, target: int) -> None:
         """Let what `target` is given from now on come after the work that makes the arrays, and copy those in host memory."""
         _, copies, _, streams = layout
-        self.after(streams, target)
+        with self.device.current():  # whose default stream is meant
+            for stream in streams:
+                if stream != target and not self.device.idle(stream):
+                    self._cuda("cudaEventRecord", self._event.raw, stream)
+                    self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
         for staging, array in copies:
             np.copyto(staging, array)
 
     def finish(
-        self,
-        bound_context: BoundContext,
-        results: Sequence[Result],
-        out: Mapping[str, Source] | None,
-        stream: int | None,
-        waits: bool,
-        example: Any,
+        self, bound_context: BoundContext, results: Sequence[Result], wanted: Wanted, waits: bool
     ) -> dict[str, Any]:
         """Make the results, and wait for them; or not, where they stay in the order of the caller's stream."""
-        free = None if waits else stream
-        outputs, copies = self.outputs_of(bound_context, results, out, free, example)
+        free = None if waits else wanted.stream
+        outputs, copies = self._outputs(bound_context, results, wanted, free)
         if free is not None:
             self._cuda("cudaEventRecord", self._event.raw, free)
             self._pending_stream = free
         else:
-            self.wait(*((self._raw, self.stream_ptr) if stream is None else (stream, stream)))
+            self.wait(self.stream_ptr if wanted.stream is None else wanted.stream)
         for array, landing in copies:
             np.copyto(array, landing)
         return outputs
 
-    def outputs_of(
-        self,
-        bound_context: BoundContext,
-        results: Sequence[Result],
-        out: Mapping[str, Source] | None,
-        free: int | None,
-        example: Any,
+    def _outputs(
+        self, bound_context: BoundContext, results: Sequence[Result], wanted: Wanted, free: int | None
     ) -> tuple[dict[str, Any], list[Copy]]:
         """Return what the caller gets, in the order of the stream `free` if that isn't None, and the copies that are to be made
         into those in host memory when the GPU is done."""
         outputs: dict[str, Any] = {}
         copies: list[Copy] = []
-        for tensor, shape, landing, result in zip(
-            self.signature.outputs, bound_context.outputs, bound_context.landing, results
-        ):
+        example = wanted.example
+        tensors = zip(self.signature.outputs, bound_context.outputs, bound_context.landing, results)
+        for tensor, shape, landing, result in tensors:
             value: Any
             if isinstance(result, Block):
                 assert shape is not None
@@ -331,24 +234,23 @@ class Slot:
                     value.written(free, None if free is None else self._ready(value.address, free))
             else:
                 if landing is None:
-                    landing = self.contexts.host[tensor.name].array(tensor.dtype, self.contexts.allocated[tensor.name])
+                    shape = self.launcher.allocated[tensor.name]
+                    landing = self.launcher.host[tensor.name].array(tensor.dtype, shape)
                     if result is not None:
                         check_shape(tensor, result, landing.shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
                 copies.append((value, landing))
-                value = value if example is None or (out and tensor.name in out) else like_host(example, value)
+                value = value if example is None or tensor.name in wanted.out else like_host(example, value)
             outputs[tensor.name] = value
         return outputs, copies
 
-    def launch(self, graph: Any, address: int, raw: Any, stream: int) -> None:
-        """Launch a graph. It and `raw`, the stream, are as the runtime takes them."""
-        if self._driver is None or stream != self.stream_ptr or self._driver.launch(address, stream):
-            self._cuda("cudaGraphLaunch", graph, raw)
+    def launch(self, replay: Replay, stream: int) -> None:
+        """Give a graph to a stream."""
+        self._cuda("cudaGraphLaunch", replay.graph.raw, stream)
 
-    def wait(self, raw: Any, stream: int) -> None:
-        """Wait until what was given to the stream, `raw` to the runtime, is done."""
-        if self._driver is None or stream != self.stream_ptr or self._driver.synchronize(stream):
-            self._cuda("cudaStreamSynchronize", raw)
+    def wait(self, stream: int) -> None:
+        """Wait until what was given to the stream is done."""
+        self._cuda("cudaStreamSynchronize", stream)
 
     def wait_previous(self, stream: int | None) -> None:
         """Let what the last call left behind end, or come before what is given to `stream` now."""
@@ -361,34 +263,8 @@ class Slot:
                 self._event.synchronize()
             self._incomplete, self._pending_stream = False, None
         elif self._pending_stream is not None and self._pending_stream != stream:
-            self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
+            self._cuda("cudaStreamWaitEvent", self.stream_ptr if stream is None else stream, self._event.raw, 0)
             self._pending_stream = None
-
-    def pinned_at(self, array: NDArray[Any]) -> Location | None:
-        """Where the array lies if it is whole and page-locked."""
-        entry = self._pinned.get(id(array))
-        if entry is not None and entry[0]() is array:
-            return entry[1]
-        owner: Any = array
-        while isinstance(owner, np.ndarray):
-            owner = owner.base
-        if owner is None or not array.flags.c_contiguous:  # NumPy's own: asking CUDA takes longer than the rest of this
-            return None
-        location = Location(PINNED, start(array))
-        if not isinstance(owner, HostBuffer):
-            return location if self.device.is_pinned(location.address) else None
-        if len(self._pinned) >= _KNOWN:
-            self._pinned.clear()
-        self._pinned[id(array)] = weakref.ref(array), location
-        return location
-
-    def after(self, streams: Iterable[int], target: int) -> None:
-        """Let what `target` is given from now on come after what those streams have to do by now."""
-        with self.device.current():  # whose default stream is meant
-            for stream in streams:
-                if stream != target and not self.device.idle(stream):
-                    self._cuda("cudaEventRecord", self._event.raw, stream)
-                    self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
 
     def _ready(self, address: int, stream: int) -> Event:
         """An event after what `stream` has to do by now. One for each address: results there follow one another."""
@@ -410,6 +286,14 @@ class Slot:
             self.stream.free()
 
 
+def _is_pinned(array: NDArray[Any]) -> bool:
+    """Return True for an array of `Session.pinned`, or a whole part of one."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return isinstance(owner, HostBuffer) and array.flags.c_contiguous
+
+
 def _fetch(cuda: Cuda, to_host: Any, target: NDArray[Any], address: int) -> None:
     cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
 
@@ -426,41 +310,3 @@ def read_on(stream: int, arrays: Sequence[Source]) -> None:
     for array in arrays:
         if isinstance(array, View) and isinstance(array.owner, DeviceArray):
             array.owner.streams.add(stream)
-
-
-def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:
-    if tuple(array.shape) != shape:
-        raise UsageError(f"out[{tensor.name!r}] has shape {x(array.shape)}; this call gives {x(shape)}")
-
-
-def check_out(signature: Signature, out: Mapping[str, Any], originals: Mapping[str, Any]) -> None:
-    """Raise UsageError unless each of `out`, views of `originals`, is an output, of its type and rank, and can be written."""
-    outputs = signature.results
-    for name, array in out.items():
-        if name not in outputs:
-            raise UsageError(f"out has {name!r}; the engine gives {', '.join(map(repr, outputs))}")
-        check_array(outputs[name], array, "out")
-        if not writable(originals[name]):
-            raise UsageError(
-                f"out[{name!r}] is {type(originals[name]).__name__}, which can't be written into: give a NumPy array, or a "
-                "torch or CuPy tensor"
-            )
-        if array.read_only if isinstance(array, View) else not array.flags.writeable:
-            raise UsageError(f"out[{name!r}] is read-only: give an array that may be written into")
-    if len(out) > 1:
-        _check_no_overlap(out)
-
-
-def _check_no_overlap(out: Mapping[str, Source]) -> None:
-    """Raise UsageError where one result would be written over another."""
-    ranges = []
-    for name, array in out.items():
-        if isinstance(array, View):
-            ranges.append((array.address, array.address + math.prod(array.shape) * array.dtype.itemsize, name))
-        elif array.flags.c_contiguous:  # others may lie side by side in one block
-            first = start(array)
-            ranges.append((first, first + array.nbytes, name))
-    ranges.sort()
-    for (_, end, name), (begin, _, other) in itertools.pairwise(ranges):
-        if begin < end:
-            raise UsageError(f"out[{name!r}] and out[{other!r}] lie in the same memory: give an array for each")

@@ -5,6 +5,7 @@ A request that led to an engine before finds it again by the times of the files 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -15,16 +16,39 @@ from typing import Any, TypeVar
 from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged
 from trtopt.core.errors import EngineError, TrtoptError, UsageError
+from trtopt.core.options import taking
+from trtopt.core.values import chosen_builder
 from trtopt.core.version import __version__
 from trtopt.cuda.device import probe
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, named_store, stamps
+from trtopt.runtime.gpu_engine import check_for_gpus, ordinals
 from trtopt.trt import select
 
 Opened = TypeVar("Opened")
+_OF_SESSION = ("contexts", "queue", "graphs", "memory", "trust_host_code", "threads")  # options that a build hasn't
 _FILES = ("model", "calib", "preprocess", "classes")  # that a request may name
 # No engine depends on them.
 _ASIDE = ("output", "force", "reporter", "store", "timing_cache", "save_calib", "compare", "log")
 _SEVERAL = ("best", "min_agreement", "labels", "metric", "min", "budget", "save_calib", "save_cache")
+
+
+def open_for_model(session: Callable[..., Opened], model: Any, options: dict[str, Any]) -> Opened:
+    """Open a `session`, the class, on a model's engine; see `Session.for_model`. `options` are those of both."""
+    backend, devices, device = options.get("backend", "auto"), options.pop("devices", None), options.get("device", 0)
+    if on_gpu := backend != "onnxruntime":
+        chosen_builder(backend)
+    else:
+        options.pop("backend")
+    own = {name: options.pop(name) for name in _OF_SESSION if name in options}
+    of_plan = functools.partial(session, device=device, devices=devices, backend=backend, **own)
+
+    @taking(BuildRequest, writes=False)
+    def for_model(request: BuildRequest) -> Opened:
+        if on_gpu:  # said before the build
+            check_for_gpus("an engine", "its graph")
+        return opened(request, of_plan, with_graph=not on_gpu)
+
+    return for_model(model, **{"output": PLAN, **options, "device": ordinals(device, devices)[0]})
 
 
 def opened(request: BuildRequest, open_session: Callable[[Path], Opened], *, with_graph: bool = False) -> Opened:

@@ -7,15 +7,18 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trtopt.core.documents import Described
+from trtopt.core.documents import Described, converted
+from trtopt.core.errors import UsageError
 from trtopt.core.values import LayerInfo, Precision, x
 from trtopt.cuda.device import Event
-from trtopt.cuda.tensors import Shape
-from trtopt.runtime.contexts import DEVICE, RESIDENT, BoundContext, Location, Locations, Source
+from trtopt.runtime.launcher import BoundContext
+from trtopt.runtime.layout import DEVICE, RESIDENT, Location, Locations, Wanted
+from trtopt.runtime.open_engine import OpenEngine
 from trtopt.runtime.slot import Slot
 
 T = TypeVar("T")
@@ -80,11 +83,53 @@ class LayerTimes:
         return sum(layer.ms for layer in self.layers)
 
 
-def time_slot(
-    slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...], iterations: int = 100, warmup: int = 10
-) -> Timing:
+def time_engine(engine: OpenEngine, inputs: Mapping[str, Any], iterations: int, warmup: int) -> Timing:
+    """Measure inference as `Session.time`, which describes it."""
+    arrays = _to_measure(engine, inputs, iterations, warmup)
+    slot = engine._slots.take()
+    try:
+        assert isinstance(slot, Slot)
+        with slot.device.current():
+            return _time(slot, arrays, iterations, warmup)
+    finally:
+        engine._slots.give(slot)
+
+
+def profile_engine(engine: OpenEngine, inputs: Mapping[str, Any], iterations: int, warmup: int) -> LayerTimes:
+    """Measure each layer as `Session.profile`, which describes it, in a slot of its own: its context keeps the profiler."""
+    arrays = _to_measure(engine, inputs, iterations, warmup)
+    if not engine._gpus[0].shares:
+        raise UsageError("this engine lets one context use its profile, so none can be profiled: build it with trtopt")
+    infos = converted(list(engine.manifest.layers), tuple[LayerInfo, ...]) if engine.manifest else ()
+    slot = Slot(engine._gpus[0])
+    try:
+        with slot.device.current():
+            whole = _time(slot, arrays, iterations, warmup)
+            runs = _profile(slot, arrays, iterations, warmup)
+    finally:
+        slot.close()
+    by_name, layers = {layer.name: layer for layer in infos}, list[LayerTime]()
+    for name in dict.fromkeys(name for run in runs for name in run):
+        each, info = [run.get(name, 0.0) for run in runs], by_name.get(name)
+        kind, precision, nodes = (info.kind, info.precision, info.nodes) if info else ("other", None, ())
+        layers.append(LayerTime(name, statistics.median(each), min(each), max(each), kind, precision, nodes))
+    shapes = {info.name: x(array.shape) for info, array in zip(engine.inputs, arrays)}
+    return LayerTimes(shapes, tuple(layers), whole.gpu, iterations)
+
+
+def _to_measure(engine: OpenEngine, inputs: Mapping[str, Any], iterations: int, warmup: int) -> list[NDArray[Any]]:
+    if not (isinstance(iterations, int) and isinstance(warmup, int)) or iterations < 1 or warmup < 0:
+        raise UsageError(f"iterations is {iterations!r} and warmup {warmup!r}; at least 1 and 0 are needed")
+    engine._alive()
+    if not engine._gpus:
+        raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
+    engine._signature.check_names(inputs)
+    return [np.asarray(inputs[item.name]) for item in engine.inputs]
+
+
+def _time(slot: Slot, arrays: Sequence[NDArray[Any]], iterations: int, warmup: int) -> Timing:
     """Measure inference alone on `arrays`, which are copied to the GPU once."""
-    launch, graph, note = _bare(slot, arrays, shapes)
+    launch, graph, note = _bare(slot, arrays)
     stream = slot.stream
     for _ in range(warmup):
         launch()
@@ -112,62 +157,47 @@ def time_slot(
     return Timing(Spread.of(gpu), Spread.of(host), iterations, graph, note)
 
 
-def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[BoundContext, Locations]:
+def _run_once(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[BoundContext, Locations]:
     """Copy the inputs in and run; what is bound then, and where each input and output is."""
     slot.wait_previous(None)
-    bound_context = slot.contexts.bind(arrays, shapes)
-    layout = slot.lay_out(bound_context, arrays, None, None)
+    bound_context = slot.contexts.bind(arrays)
+    layout = slot.lay_out(bound_context, arrays, Wanted())
     slot.give_inputs(layout, slot.stream_ptr)
-    slot.contexts.enqueue(bound_context, arrays, layout[0], slot.stream_ptr)
+    slot.launcher.enqueue(bound_context, layout[0], slot.stream_ptr)
     slot.stream.synchronize()
     return bound_context, layout[0]
 
 
-def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:
+def _bare(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[Callable[[], None], bool, str]:
     """Copy the inputs in; return a function that launches the inference alone, True for a CUDA graph, and why it is none."""
-    bound_context, locations = run_once(slot, arrays, shapes)
+    bound_context, locations = _run_once(slot, arrays)
     inside = [location if location.place == DEVICE else RESIDENT for location in locations[: len(arrays)]]
     for tensor, shape in zip(slot.signature.outputs, bound_context.outputs):
-        inside.append(RESIDENT if shape is None else Location(DEVICE, slot.contexts.buffer(tensor).handle))
-    graph, note = slot.contexts.captured(bound_context, arrays, tuple(inside))
+        inside.append(RESIDENT if shape is None else Location(DEVICE, slot.launcher.buffer(tensor).handle))
+    graph, note = slot.launcher.capture(bound_context, tuple(inside))
     if graph is None:
-        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.stream_ptr)), False, note
+        return (lambda: slot.launcher.enqueue(bound_context, tuple(inside), slot.stream_ptr)), False, note
     return (lambda: graph.launch(slot.stream)), True, ""
 
 
-def profile_slot(
-    slot: Slot,
-    arrays: Sequence[Source],
-    shapes: tuple[Shape, ...],
-    layer_infos: Sequence[LayerInfo],
-    iterations: int,
-    warmup: int,
-) -> LayerTimes:
-    """Time each layer on `arrays`, in a slot that nothing else uses, now or later: its context keeps the profiler."""
-    whole = time_slot(slot, arrays, shapes, iterations, warmup)
-    bound_context, locations = run_once(slot, arrays, shapes)
+def _profile(slot: Slot, arrays: Sequence[NDArray[Any]], iterations: int, warmup: int) -> list[dict[str, float]]:
+    """Return each layer's time in each run. The slot can't be used for anything else afterwards."""
+    bound_context, locations = _run_once(slot, arrays)
     times: dict[str, float] = {}
 
     def note(name: str, milliseconds: float) -> None:
         times[name] = times.get(name, 0.0) + milliseconds  # of a loop's body, each time that it ran
 
     runs: list[dict[str, float]] = []
-    bound_context.context.profiler = profiler = slot.contexts.loaded.profiler(note)
+    bound_context.context.profiler = profiler = slot.launcher.loaded.profiler(note)
     for number in range(warmup + iterations):
         times.clear()
-        slot.contexts.enqueue(bound_context, arrays, locations, slot.stream_ptr)
+        slot.launcher.enqueue(bound_context, locations, slot.stream_ptr)
         slot.stream.synchronize()
         if number >= warmup:
             runs.append(dict(times))
     del profiler
-    by_name = {layer.name: layer for layer in layer_infos}
-    layers = []
-    for name in dict.fromkeys(name for run in runs for name in run):
-        each, info = [run.get(name, 0.0) for run in runs], by_name.get(name)
-        kind, precision, nodes = (info.kind, info.precision, info.nodes) if info else ("other", None, ())
-        layers.append(LayerTime(name, statistics.median(each), min(each), max(each), kind, precision, nodes))
-    shapes_text = {tensor.name: x(shape) for tensor, shape in zip(slot.signature.inputs, shapes)}
-    return LayerTimes(shapes_text, tuple(layers), whole.gpu, iterations)
+    return runs
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:

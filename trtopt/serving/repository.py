@@ -19,7 +19,8 @@ from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, load_manifest, manifest_path
-from trtopt.runtime.session import BACKENDS as RUNTIMES, Session
+from trtopt.runtime.request import BACKENDS as RUNTIMES
+from trtopt.runtime.session import Session
 from trtopt.serving.config import LABELS, model_config, text
 from trtopt.serving.interface import Interface, find_batching, read_interface
 from trtopt.serving.request import DeployRequest
