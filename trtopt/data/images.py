@@ -22,8 +22,8 @@ from trtopt.core.host import cores
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.values import TensorInfo
 from trtopt.data.batches import Batches, Skipped
-from trtopt.data.decoding import decode, encoded
-from trtopt.data.preprocess import Preprocess, check_image
+from trtopt.data.decoding import decode, encoded, pixels
+from trtopt.data.preprocess import Preprocess
 
 Item = Path | NDArray[Any]
 
@@ -154,19 +154,15 @@ def _listed(source: Any) -> list[Item]:
     if not isinstance(source, Iterable) or (isinstance(source, np.ndarray) and source.ndim != 4):
         shape = f" of shape {source.shape}" if isinstance(source, np.ndarray) else ""
         raise UsageError(f"images is {type(source).__name__}{shape}; a folder or a list of files or images is needed")
-    items: list[Item] = []
-    for index, item in enumerate(source):
-        if hasattr(item, "convert") and hasattr(item, "__array_interface__"):  # Pillow's
-            item = np.asarray(item.convert("RGB"))
-        if isinstance(item, np.ndarray):
-            check_image(item, f"image {index}")
-        elif not isinstance(item, (str, os.PathLike)):
-            raise UsageError(
-                f"image {index} is {type(item).__name__}; a file, an image of Pillow, or a uint8 array height x width x 3 in "
-                "RGB, is needed"
-            )
-        items.append(item if isinstance(item, np.ndarray) else Path(item))
-    return items
+    return [_item(item, index) for index, item in enumerate(source)]
+
+
+def _item(item: Any, index: int) -> Item:
+    if isinstance(item, (str, os.PathLike)):
+        return Path(item)
+    if hasattr(item, "convert") and hasattr(item, "__array_interface__"):  # Pillow's
+        item = np.asarray(item.convert("RGB"))
+    return pixels(item, index)
 
 
 def images_in(folder: Path) -> list[Item]:
