@@ -21,7 +21,7 @@ def test_tensorrts_cache_is_read(tmp_path: Path) -> None:
     assert list(found.amax) == ["input", "a: b", "(Unnamed Layer* 3)"]
     assert found.amax["input"] == pytest.approx(1.0, rel=1e-6)
     assert found.amax["(Unnamed Layer* 3)"] == 127
-    assert found.constants == ("const",)
+    assert found.unusable == ("const",)
     cache.write_bytes(b"\xef\xbb\xbfTRT-101301-LegacyCalibration\r\nx\xc2\x85y: 3f800000\r\n\r\n")
     assert is_cache(cache) and dict(read_cache(cache).amax) == {"x\x85y": 127.0}
 

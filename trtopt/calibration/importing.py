@@ -38,7 +38,6 @@ _ROWS = {  # a field of `Coverage` → its name in tables
     "missing": "missing",
     "unquantized": "nodes left in floating point",
     "strange": "entries of no tensor here",
-    "unusable": "entries unusable",
 }
 
 
@@ -53,7 +52,6 @@ class Coverage:
         missing: needed, but the cache doesn't say; only with missing="float".
         unquantized: nodes that stay in floating point for it.
         strange: entries that fit no tensor of the model.
-        unusable: entries whose scale is infinite, NaN, negative or beyond all sense.
         foreign: why the cache seems to be another model's; empty where it doesn't.
     """
 
@@ -65,7 +63,6 @@ class Coverage:
     missing: tuple[str, ...] = ()
     unquantized: tuple[str, ...] = ()
     strange: tuple[str, ...] = ()
-    unusable: tuple[str, ...] = ()
     foreign: str = ""
 
     @property
@@ -81,23 +78,13 @@ class Coverage:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on a cache that was taken."""
-        left = (
-            f"{len(self.unquantized)} nodes stay in floating point, because the cache has no scale for what they read"
-        )
-        notes = (
-            self.unusable and self.unusable_entries,
-            self.foreign
-            and f"{self.foreign}: scales of another model cost accuracy, so look whether it is this model's",
-            self.unquantized and f"{left}: {first_of(self.unquantized)}",
-        )
-        return tuple(map(str, filter(None, notes)))
-
-    @property
-    def unusable_entries(self) -> str:
-        return (
-            f"{len(self.unusable)} of the cache's entries hold no scale (infinite, NaN, negative, cut off or out of range): "
-            f"{first_of(self.unusable)}"
-        )
+        notes = []
+        if self.foreign:
+            notes.append(f"{self.foreign}: scales of another model cost accuracy, so look whether it is this model's")
+        if self.unquantized:
+            left = f"{len(self.unquantized)} nodes stay in floating point, because the cache has no scale for what they read"
+            notes.append(f"{left}: {first_of(self.unquantized)}")
+        return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:
         return {"needed": self.needed, **plain(self)}
@@ -138,7 +125,6 @@ def import_table(
         missing=tuple(name for name in prepared.tensors if name not in scales),
         unquantized=tuple(unscaled),
         strange=strange,
-        unusable=cache.unusable,
         foreign=_foreign(cache, strange),
     )
     if len(how) < len(points.activations):
@@ -192,15 +178,14 @@ def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
 def _lacking(coverage: Coverage, points: Points, cache: TextCache) -> str:
     names, strange = coverage.missing, coverage.strange
     readers = list(dict.fromkeys(node for name in names for node, _ in points.reads.get(name, ())))
-    zeros = [name for name in names if name in cache.constants]
+    unusable = [name for name in names if name in cache.unusable]
     text = (
         f"the cache ({coverage.header}) has no scale for {len(names)} of the {coverage.needed} tensors that INT8 needs: "
         f"{first_of(names)} (read by {first_of(readers)})"
     )
     hints = (
         text,
-        zeros and f"it says 0 for {first_of(zeros)}, which is no scale",
-        coverage.unusable and coverage.unusable_entries,
+        unusable and f"it has 0, infinity, NaN or less than a number for {first_of(unusable)}, which is no scale",
         coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"),
     )
     return (

@@ -32,15 +32,13 @@ class TextCache:
 
     Attributes:
         amax: tensor name → scale × 127, in file order.
-        constants: names with scale 0, as TensorRT lists constants.
-        unusable: names whose scale is infinite, NaN, negative or beyond all sense: calibration went wrong there, or the line
-            was cut off.
+        unusable: names without a scale: with 0, as TensorRT lists constants, or one that is infinite, NaN, negative or beyond
+            all sense: calibration went wrong there, or the line was cut off.
         digest: SHA-256 of the file.
     """
 
     header: str
     amax: Mapping[str, float]
-    constants: tuple[str, ...]
     unusable: tuple[str, ...]
     digest: str
 
@@ -78,11 +76,10 @@ def read_cache(path: str | os.PathLike[str]) -> TextCache:
         (scale,) = struct.unpack(">f", int(digits, 16).to_bytes(4, "big"))
         scales[name] = scale
     amax = {name: scale * CODES for name, scale in scales.items() if SMALLEST <= scale <= LARGEST}
-    constants = tuple(name for name, scale in scales.items() if scale == 0)
     if not amax:
         raise CalibrationError(f"{file} holds no scales; calibrate again")
-    unusable = tuple(name for name in scales if name not in amax and name not in set(constants))
-    return TextCache(header, amax, constants, unusable, hashlib.sha256(content).hexdigest())
+    unusable = tuple(name for name in scales if name not in amax)
+    return TextCache(header, amax, unusable, hashlib.sha256(content).hexdigest())
 
 
 def write_cache(amax: Mapping[str, float], path: str | os.PathLike[str]) -> Path:

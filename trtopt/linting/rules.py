@@ -57,11 +57,10 @@ class Finding(Plain):
 
 
 def find(proto: ModelProto) -> tuple[Finding, ...]:
-    """Findings about a valid, folded model: errors first, then warnings, then the rest."""
+    """Findings about a valid, folded model."""
     graph = _Graph(proto)
     with np.errstate(all="ignore"):  # weights may be NaN, infinite or beyond FP16
-        findings = [finding for rule in RULES for finding in rule(graph)]
-    return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
+        return tuple(finding for rule in RULES for finding in rule(graph))
 
 
 class _Graph(Links):
