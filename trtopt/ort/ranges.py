@@ -26,7 +26,6 @@ from trtopt.graph.proto import infer_shapes, to_array
 from trtopt.ort.sessions import as_taken, open_session
 
 PURPOSE = "measuring ranges"
-FP16_NORMAL = 2.0**-14  # the smallest number that FP16 holds with all its digits
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
