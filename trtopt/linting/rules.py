@@ -180,7 +180,7 @@ def _masks(graph: _Graph, readers: int | None = 1) -> Iterator[Finding]:
 
 
 def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
-    """Those of which a softmax alone is made, after one addition at most: held at FP16's end they mask as in FP32.
+    """Return those of which a softmax alone is made, after one addition at most: held at FP16's end they mask as in FP32.
 
     The sum of two would be infinite, and a softmax of nothing but such sums NaN.
     """
@@ -263,7 +263,7 @@ def one_sample(held: TracedBatch, inputs: Sequence[TensorInfo], profiles: Sequen
 
 
 def opset_findings(proto: ModelProto, can: Capabilities | None, generation: str) -> Iterator[Finding]:
-    """Against the newest opset that a generation's parser reads well."""
+    """Compare the opset with the newest that a generation's parser reads well."""
     opset, limit = opset_version(proto), can.max_opset if can else None
     if limit is not None and opset > limit:
         text = f"opset {opset}; {generation} reads {limit} and older well"
