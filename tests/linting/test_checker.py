@@ -286,7 +286,7 @@ def test_fix_that_would_change_outputs_is_not_written(tmp_path: Path, monkeypatc
         result.graph.initializer[1].CopyFrom(numpy_helper.from_array(array, result.graph.initializer[1].name))
         return result, report
 
-    monkeypatch.setattr("trtopt.linting.checker.fold", broken)
+    monkeypatch.setattr("trtopt.graph.prepare.fold", broken)
     report = check(conv_relu(), fix=tmp_path / "clean.onnx")
     assert not report.ok and report.findings[0].code == "fix-changed-outputs"
     assert list(tmp_path.iterdir()) == [] and report.fixed is None
