@@ -19,10 +19,9 @@ from typer.testing import CliRunner
 import trtopt
 from trtopt import cli
 from trtopt.calibration.calibrator import calibrate
-from trtopt.calibration.exporting import floating
 from trtopt.calibration.importing import import_table, kept_out, without_scales
 from trtopt.calibration.observe import observe
-from trtopt.calibration.prepared import prepare
+from trtopt.calibration.prepared import floating, prepare
 from trtopt.calibration.text_cache import read_cache, write_cache
 from trtopt.core.errors import CalibrationError, UsageError
 from trtopt.core.progress import PlainReporter
@@ -32,6 +31,7 @@ from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import Points
+from trtopt.graph.view import to_ir
 from trtopt.recipes.loader import package_file
 
 DETECTOR = "package:rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"
@@ -48,7 +48,7 @@ class Case:
         images = sorted(crops.glob("*.*g"))[:4]
         data = open_data(self.given.inputs, images=images, preprocess=preprocess, batch=2, threads=2)
         self.batches = list(data)
-        names = floating(self.given.proto)
+        names = floating(to_ir(self.given.proto))
         seen = observe(self.given.proto, names, self.batches, threads=2, shard=True)
         self.amax = {name: item.absmax for name, item in seen.histograms.items() if item.absmax > 0}
 
@@ -84,7 +84,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_folding_keeps_names_with_their_values(lite0: Case, detector: Case) -> None:
     """The ground of importing: of a fused convolution and BatchNormalization the name of the latter lives on."""
     for case in (lite0, detector):
-        names = [name for name in floating(case.folded) if name not in {item.name for item in case.given.inputs}]
+        names = [name for name in floating(to_ir(case.folded)) if name not in {item.name for item in case.given.inputs}]
         assert set(names) <= {name for node in case.given.proto.graph.node for name in node.output}
         before, after = (_run(model, names, case.batches[0]) for model in (case.given.proto, case.folded))
         for name, one, other in zip(names, before, after):
