@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trtopt.data.rebatch import Arrays
-from trtopt.evaluation.verify import Agreement, verify_all
+from trtopt.evaluation.agreement import Agreement, verify_all
 from trtopt.graph.output_kinds import Kind
 
 

@@ -25,7 +25,8 @@ from trtopt.cli import app
 from trtopt.core.errors import DataError, InvalidModel, ModelError, UsageError
 from trtopt.core.values import Precision
 from trtopt.data import open_data
-from trtopt.evaluation.verify import Agreement, verify, verify_all
+from trtopt.evaluation.agreement import Agreement, verify_all
+from trtopt.evaluation.verify import verify
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind

@@ -20,10 +20,11 @@ from trtopt.core.progress import Reporter
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data import Batches
 from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.agreement import Runner, verify_all
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import sentence
 from trtopt.evaluation.timing import Times, time_in_turns
-from trtopt.evaluation.verify import Runner, session_runner, verify_all
+from trtopt.evaluation.verify import session_runner
 from trtopt.graph.output_kinds import Kind
 from trtopt.runtime.session import Session
 

@@ -32,7 +32,8 @@ from trtopt.engine.difference import built_for
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
 from trtopt.engine.reports import EngineReport
-from trtopt.evaluation.outputs import decibels, sentence
+from trtopt.evaluation.measures import decibels
+from trtopt.evaluation.outputs import sentence
 
 FORMAT = "trtopt.report/2"
 ROWS, LINES, BARS = 2000, 12, 12  # of a table, of a part of the verdict, of a chart with names

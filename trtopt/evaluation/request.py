@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from trtopt.data.rebatch import Arrays
-    from trtopt.evaluation.verify import Runner
+    from trtopt.evaluation.agreement import Runner
 
 
 @dataclass(frozen=True)
