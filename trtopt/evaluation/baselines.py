@@ -25,52 +25,59 @@ BASELINES = ("torch", "onnxruntime")
 _WARM = 3
 
 
-class OnnxRuntime:
-    """The source model in ONNX Runtime, on a GPU where the installed package has one.
+class Baseline:
+    """A way of running the model besides the engine.
 
     Attributes:
         name: how it runs; note: what the reader should know of it.
     """
 
-    def __init__(self, model: Path) -> None:
-        purpose = "measuring against ONNX Runtime"
-        from trtopt.ort import sessions  # loads onnx, which engines alone don't need
-
-        providers = sessions.providers(purpose)
-        try:
-            self._session = sessions.open_session(model, gpu=True, tf32=True, purpose=purpose)
-        except ModelError as error:
-            raise ModelError(f"ONNX Runtime can't load {model}: {essence(error)}") from error
-        provider = self._session.get_providers()[0]
-        self.name = f"onnxruntime {sessions.version(purpose)} ({provider.removesuffix('ExecutionProvider')})"
-        self.note = f"{model.name} as it is, not the engine's precision; it got {provider} of {', '.join(providers)}"
-        self._outputs = [item.name for item in self._session.get_outputs()]
-        self._takes = {item.name for item in self._session.get_inputs()}
+    name: str
+    note: str
 
     def prepare(self, inputs: Arrays) -> None:
         """Do what is done once for a shape: compiling, capturing."""
-        if self._takes != set(inputs):
-            raise UsageError(
-                f"the ONNX model takes {', '.join(sorted(self._takes))}, the engine {', '.join(sorted(inputs))}: give "
-                "`model=`, the one that the engine was built from"
-            )
-        self.run(inputs)
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        try:
-            return dict(zip(self._outputs, self._session.run(None, dict(inputs))))
-        except Exception as error:
-            raise ModelError(f"ONNX Runtime can't run the model: {essence(error)}") from error
+        raise NotImplementedError
 
     def gpu(self, iterations: int) -> Spread | None:
         """GPU time of the inference alone, for the shapes prepared last; None: it can't be asked."""
         return None
 
     def close(self) -> None:
+        """Free what it holds."""
+
+
+class OnnxRuntime(Baseline):
+    """The source model in ONNX Runtime, on a GPU where the installed package has one."""
+
+    def __init__(self, model: Path) -> None:
+        from trtopt.ort.sessions import OnnxSession, providers, version  # loads onnx, which engines alone don't need
+
+        purpose = "measuring against ONNX Runtime"
+        there = ", ".join(providers(purpose))
+        self._session = OnnxSession(model, threads=None, gpu=True, tf32=True)
+        provider = self._session.provider
+        self.name = f"onnxruntime {version(purpose)} ({provider.removesuffix('ExecutionProvider')})"
+        self.note = f"{model.name} as it is, not the engine's precision; it got {provider} of {there}"
+
+    def prepare(self, inputs: Arrays) -> None:
+        if set(self._session.inputs) != set(inputs):
+            raise UsageError(
+                f"the ONNX model takes {', '.join(sorted(self._session.inputs))}, the engine {', '.join(sorted(inputs))}: give "
+                "`model=`, the one that the engine was built from"
+            )
+        self.run(inputs)
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        return self._session(inputs)
+
+    def close(self) -> None:
         del self._session
 
 
-class Torch:
+class Torch(Baseline):
     """A PyTorch module in FP16, channels-last: replayed from a CUDA graph, or as torch.compile makes it.
 
     Inputs and results cross between pinned host memory and the GPU on the stream that computes, as a careful service does it.
@@ -163,9 +170,6 @@ class Torch:
         self._graph = self._module = None
         self._staging, self._inputs, self._results, self._back = [], [], [], []
         self._torch.cuda.empty_cache()
-
-
-Baseline = OnnxRuntime | Torch
 
 
 def open_baselines(request: BenchRequest, session: Session, model: Callable[[], Path]) -> Iterator[Baseline]:
