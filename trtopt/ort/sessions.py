@@ -35,11 +35,7 @@ GPU = "CUDAExecutionProvider"
 
 
 def version(purpose: str) -> str:
-    """Return the version of the ONNX Runtime that is installed.
-
-    Raises:
-        MissingDependency: there is none; the message says what `purpose` needs it.
-    """
+    """Return the version of the ONNX Runtime that is installed; MissingDependency, by what `purpose` needs it, without one."""
     return str(require("onnxruntime", "ort", purpose).__version__)
 
 
@@ -197,9 +193,7 @@ class OnnxSession:
     """A model in ONNX Runtime.
 
     Args:
-        threads: within an operator, at most; None: one per core.
-        optimize: False runs the nodes as they stand.
-        gpu, tf32: as for `open_session`.
+        threads: within an operator, at most; None: one per core. The others are those of `open_session`, as are its errors.
 
     Attributes:
         provider: what it runs on; on_gpu: whether that is a GPU.
@@ -208,10 +202,6 @@ class OnnxSession:
         declared: the outputs' shapes as the model declares them.
         fixed: inputs whose first axis has a fixed size.
         batch: the size that inputs' first axes are fixed to; None: dynamic, or not the same for all that are fixed.
-
-    Raises:
-        MissingDependency: ONNX Runtime isn't installed.
-        ModelError: it can't load the model; its message is quoted.
     """
 
     def __init__(
