@@ -74,7 +74,8 @@ def compared(
             if undefined := [name for name, array in expected.items() if np.isnan(array).any()]:
                 real = "; give real ones by `sample=`" if subject.made_up else ""
                 notes.append(
-                    f"PyTorch itself gives NaN in {first_of(undefined)} on {subject.sampled}, so that the comparison says little{real}"
+                    f"PyTorch itself gives NaN in {first_of(undefined)} on {subject.sampled}, so that the comparison says "
+                    f"little{real}"
                 )
             elif not gap.scale:
                 notes.append("every output is zero, so that the comparison says little")
@@ -153,5 +154,6 @@ def _refuse(subject: Subject, size: int, expected: Arrays, gap: str) -> NoReturn
         "values (TopK), as untrained weights make them, give trained ones by `weights=`, or real inputs by `sample=`"
     )
     raise ExportMismatch(
-        f"{subject.text}: PyTorch and ONNX Runtime disagree on {subject.sampled} at batch {size}: {gap}. Nothing was written. {hint}"
+        f"{subject.text}: PyTorch and ONNX Runtime disagree on {subject.sampled} at batch {size}: {gap}. Nothing was written. "
+        f"{hint}"
     )

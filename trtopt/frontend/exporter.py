@@ -75,9 +75,7 @@ class ExportResult(Plain):
 
 @taking(ExportRequest)
 def export(request: ExportRequest) -> ExportResult:
-    """Export a PyTorch model and check that ONNX Runtime computes the same.
-
-    Nothing is downloaded. The module is exported in eval mode; its own mode is restored.
+    """Export a PyTorch model and check that ONNX Runtime computes the same; nothing is downloaded.
 
     Args:
         source: "torchvision:NAME", "package.module:FACTORY" or "FILE.py:FACTORY" (a class or function that gives the module;
@@ -94,36 +92,36 @@ def export(request: ExportRequest) -> ExportResult:
         verify: False skips the comparison (the result says so).
 
     Raises:
-        UsageError: a source, name, shape or option that can't be right.
-        MissingDependency: torch, onnxscript or another package isn't there.
+        UsageError, MissingDependency: a source, name, shape or option that can't be right; a package that isn't there.
         ModelError: the exporter fails (with the essential cause), or the opset can't express the model.
         ExportMismatch: PyTorch and ONNX Runtime disagree; nothing is written.
         OutputError: the file can't be written.
     """
-    engines = (".engine", ".plan", ".trt")
-    check_ending(request.output, engines, "an ONNX model", "an engine", ".onnx", "; trtopt build makes the engine")
-    target, reporter = _opset(request.opset), request.reporter
-    if not request.tolerance >= 0:
-        raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
-    if request.output_names is not None and not (request.output_names and all(request.output_names)):
-        raise UsageError(f"`output_names=` is {list(request.output_names)}: give names, or leave it out")
+    _refuse(request)
+    reporter = request.reporter
     with contextlib.ExitStack() as stack:
         # In front of torch: a source that can't be right is refused before it is asked for.
         with reporter.phase("load the PyTorch model"):
             source = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")
-        if request.opset is None and source.opset:
-            target = _opset(source.opset, "the recipe's opset")
+        target = request.opset or _opset(source.opset, "the recipe's opset")
         subject = _subject(torch, source, request)
-        notes = _Notes(reporter)
-        notes.warn(*source.notes)
+        notes = _warned(reporter, source.notes)
         stack.enter_context(_evaluating(torch, source.module))
         with reporter.phase("run the PyTorch model"):
-            names = _run(subject, source, request.output_names, notes)
+            names, said = _run(subject, source, request.output_names)
+        notes += _warned(reporter, said)
         with reporter.phase("export to ONNX"):
             model = _exported(subject, names, target)
-        comparisons = _compared(subject, model, request, notes)
+        comparisons = list[ExportComparison]()
+        if request.verify:
+            with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
+                comparisons, said = compared(subject, model, request.tolerance, phase.detail)
+            notes += _warned(reporter, said)
+            notes += ["compared on synthetic inputs: give a sample of real ones to be sure"] * subject.made_up
+        else:
+            notes.append("not compared with PyTorch, as asked")
         save_model(model.proto, request.output)
     return ExportResult(
         path=Path(request.output),
@@ -139,20 +137,25 @@ def export(request: ExportRequest) -> ExportResult:
     )
 
 
-class _Notes(list[str]):
-    """Notes of a result, of which some are said at once."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        super().__init__()
-        self._reporter = reporter
-
-    def warn(self, *texts: str) -> None:
-        for text in texts:
-            self.append(text)
-            self._reporter.warn(text)
+def _refuse(request: ExportRequest) -> None:
+    """Raise UsageError for what can't be right, whatever the model."""
+    engines = (".engine", ".plan", ".trt")
+    check_ending(request.output, engines, "an ONNX model", "an engine", ".onnx", "; trtopt build makes the engine")
+    _opset(request.opset, "`opset=`")
+    if not request.tolerance >= 0:
+        raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
+    if request.output_names is not None and not (request.output_names and all(request.output_names)):
+        raise UsageError(f"`output_names=` is {list(request.output_names)}: give names, or leave it out")
 
 
-def _opset(opset: int | None, what: str = "`opset=`") -> int:
+def _warned(reporter: Reporter, notes: Sequence[str]) -> list[str]:
+    """Say these notes of the result at once."""
+    for text in notes:
+        reporter.warn(text)
+    return list(notes)
+
+
+def _opset(opset: int | None, what: str) -> int:
     if opset is not None and not 16 <= opset <= 23:
         raise UsageError(f"{what} is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
     return opset or DEFAULT_OPSET
@@ -174,8 +177,8 @@ def _subject(torch: Any, source: Source, request: ExportRequest) -> Subject:
     return Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays, sampled)
 
 
-def _run(subject: Subject, source: Source, wished: Sequence[str] | None, notes: _Notes) -> list[str]:
-    """Run the user's forward, whose faults show here, before the exporter hides them; return its outputs' names."""
+def _run(subject: Subject, source: Source, wished: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Run the user's forward, whose faults show here, before the exporter hides them; return its outputs' names, and notes."""
     batch = subject.batch(subject.batch_sizes[-1])
     results: list[Any] = []
     hook = source.module.register_forward_hook(lambda _, __, result: results.append(result))
@@ -193,25 +196,13 @@ def _run(subject: Subject, source: Source, wished: Sequence[str] | None, notes: 
     tensors = [name for name, value in values if isinstance(value, subject.torch.Tensor)]
     if not tensors:
         raise ModelError(f"{subject.text}: forward returns {type(results[-1]).__name__}, which holds no tensor")
-    for name, value in values:
-        if not isinstance(value, subject.torch.Tensor):
-            kind = value if value is None else type(value).__name__
-            notes.warn(f"the output {name} is {kind}, no tensor: left out")
+    notes = [
+        f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out"
+        for name, value in values
+        if not isinstance(value, subject.torch.Tensor)
+    ]
     inputs = [info.name for info in subject.infos]
-    return named_outputs(tensors, source.outputs if wished is None else wished, inputs, subject.text)
-
-
-def _compared(subject: Subject, model: Model, request: ExportRequest, notes: _Notes) -> list[ExportComparison]:
-    """Compare with ONNX Runtime, unless that isn't wanted."""
-    if not request.verify:
-        notes.append("not compared with PyTorch, as asked")
-        return []
-    with request.reporter.phase("compare PyTorch with ONNX Runtime") as phase:
-        comparisons, said = compared(subject, model, request.tolerance, phase.detail)
-    notes.warn(*said)
-    if subject.made_up:
-        notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
-    return comparisons
+    return named_outputs(tensors, source.outputs if wished is None else wished, inputs, subject.text), notes
 
 
 # In ONNX -----------------------------------------------------------------------------------------------------------------
