@@ -118,7 +118,7 @@ class DoctorReport:
 
 @taking(DoctorRequest)
 def doctor(request: DoctorRequest) -> DoctorReport:
-    """Look for what is wrong with this host, or translate a command of trtexec or Polygraphy (`migrate`), which isn't run.
+    """Look for what is wrong with this host, or translate a command of trtexec (`migrate`), which isn't run.
 
     Native libraries are imported in other processes, and PyTorch isn't; nothing is changed.
 

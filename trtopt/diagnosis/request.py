@@ -20,8 +20,7 @@ class DoctorRequest:
     _: KW_ONLY
     migrate: str | None = option(
         None,
-        help="Instead of the host: what of a command of trtexec or polygraphy, in quotes, TensorRT 10 and 11 don't have, "
-        "and trtopt's way.",
+        help="Instead of the host: what of a command of trtexec, in quotes, TensorRT 10 and 11 don't have, and trtopt's way.",
         metavar="COMMAND",
         typed=str,
     )
