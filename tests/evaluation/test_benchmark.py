@@ -97,9 +97,6 @@ class FakeBaseline:
     def run(self, inputs: Any) -> dict[str, Any]:
         return {"y": inputs["x"] * np.float32(self.factor)}
 
-    def gpu(self, iterations: int) -> Spread | None:
-        return None
-
     def close(self) -> None:
         self.closed = True
 

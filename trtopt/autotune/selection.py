@@ -243,7 +243,7 @@ def measured(
             against = reference.upper() if isinstance(reference, str) else "FP32"
             with reporter.phase(f"comparing {', '.join(judged_sessions).upper()} with {against}"):
                 runners = {name: session_runner(session) for name, session in judged_sessions.items()}
-                agreements = verify_all(run, runners, samples, kinds=kinds)
+                agreements = verify_all(run, runners, samples, kinds=kinds or {})
             accuracy = {name: agreement.figures() for name, agreement in agreements.items()}
     candidates = []
     for name, result in ((str(item), result) for item, result in results.items()):

@@ -22,7 +22,7 @@ from trtopt.evaluation.limits import Limits, not_finite
 from trtopt.evaluation.measures import rows_of
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.evaluation.per_layer import LayerAgreement, verdict
-from trtopt.graph.output_kinds import by_shape, stated
+from trtopt.graph.output_kinds import stated
 from trtopt.graph.passes.typed import FP16_MAX
 
 Runner = Callable[[Arrays], Arrays]
@@ -170,11 +170,12 @@ def verify_all(
     batches: Iterable[Arrays],
     labels: Sequence[int] | None = None,
     *,
-    kinds: Mapping[str, Kind] | None = None,
+    kinds: Mapping[str, Kind],
 ) -> dict[str, Agreement]:
     """`verify` for several candidates by name: one pass over the samples, each run once through the reference.
 
-    `kinds` are of the outputs; those that it lacks go by type and shape.
+    Args:
+        kinds: of the outputs; of those that it lacks values are compared.
     """
     comparisons = {name: _Comparison(labels, kinds) for name in candidates}
     for batch in batches:
@@ -204,8 +205,8 @@ def _unpadded(batch: Arrays) -> list[NDArray[np.bool_]]:
 class _Comparison:
     """Adds batches up."""
 
-    def __init__(self, labels: Sequence[int] | None, kinds: Mapping[str, Kind] | None) -> None:
-        self.labels, self.kinds = labels, dict(kinds or {})
+    def __init__(self, labels: Sequence[int] | None, kinds: Mapping[str, Kind]) -> None:
+        self.labels, self.kinds = labels, kinds
         self.samples = 0
         self.sums: dict[str, OutputSums] = {}
         # Of the first output that is classes: in the reference and the candidate, of one and of five.
@@ -222,11 +223,8 @@ class _Comparison:
             raise UsageError(f"{len(labels) + self.samples} labels were given; there are more samples")
         outputs = {name: (np.asarray(reference[name]), np.asarray(candidate[name])) for name in reference}
         if not self.sums:
-            infos = [TensorInfo(name, old.dtype.name, old.shape) for name, (old, _) in outputs.items()]
-            stated(self.kinds, infos)
-            for name, kind in by_shape(infos).items():
-                other_count = kind is Kind.CLASSES and len(outputs[name][0]) != samples
-                self.sums[name] = OutputSums(name, self.kinds.get(name, Kind.OTHER if other_count else kind))
+            stated(self.kinds, [TensorInfo(name, old.dtype.name, old.shape) for name, (old, _) in outputs.items()])
+            self.sums = {name: OutputSums(name, self.kinds.get(name, Kind.OTHER)) for name in outputs}
         for name, (old, new) in outputs.items():
             if old.shape != new.shape:
                 raise UsageError(f"output {name!r}: shape {old.shape} in the reference, {new.shape} in the candidate")

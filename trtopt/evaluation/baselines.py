@@ -25,32 +25,12 @@ BASELINES = ("torch", "onnxruntime")
 _WARM = 3
 
 
-class Baseline:
-    """A way of running the model besides the engine.
+class OnnxRuntime:
+    """The source model in ONNX Runtime, on a GPU where the installed package has one.
 
     Attributes:
         name: how it runs; note: what the reader should know of it.
     """
-
-    name: str
-    note: str
-
-    def prepare(self, inputs: Arrays) -> None:
-        """Do what is done once for a shape: compiling, capturing."""
-
-    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
-
-    def gpu(self, iterations: int) -> Spread | None:
-        """GPU time of the inference alone, for the shapes prepared last; None: it can't be asked."""
-        return None
-
-    def close(self) -> None:
-        """Free what it holds."""
-
-
-class OnnxRuntime(Baseline):
-    """The source model in ONNX Runtime, on a GPU where the installed package has one."""
 
     def __init__(self, model: Path) -> None:
         from trtopt.ort.sessions import OnnxSession, providers, version  # loads onnx, which engines alone don't need
@@ -63,6 +43,7 @@ class OnnxRuntime(Baseline):
         self.note = f"{model.name} as it is, not the engine's precision; it got {provider} of {there}"
 
     def prepare(self, inputs: Arrays) -> None:
+        """Do what is done once for a shape: compiling, capturing."""
         if set(self._session.inputs) != set(inputs):
             raise UsageError(
                 f"the ONNX model takes {', '.join(sorted(self._session.inputs))}, the engine {', '.join(sorted(inputs))}: give "
@@ -77,7 +58,7 @@ class OnnxRuntime(Baseline):
         del self._session
 
 
-class Torch(Baseline):
+class Torch:
     """A PyTorch module in FP16, channels-last: replayed from a CUDA graph, or as torch.compile makes it.
 
     Inputs and results cross between pinned host memory and the GPU on the stream that computes, as a careful service does it.
@@ -151,7 +132,8 @@ class Torch(Baseline):
         names = itertools.chain(self._outputs, (f"output{index}" for index in itertools.count()))
         return {name: back.numpy().copy() for name, back in zip(names, self._back)}
 
-    def gpu(self, iterations: int) -> Spread | None:
+    def gpu(self, iterations: int) -> Spread:
+        """GPU time of the inference alone, for the shapes prepared last."""
         torch = self._torch
         times: list[float] = []
         with torch.cuda.stream(self._stream):
@@ -170,6 +152,9 @@ class Torch(Baseline):
         self._graph = self._module = None
         self._staging, self._inputs, self._results, self._back = [], [], [], []
         self._torch.cuda.empty_cache()
+
+
+Baseline = OnnxRuntime | Torch
 
 
 def open_baselines(request: BenchRequest, session: Session, model: Callable[[], Path]) -> Iterator[Baseline]:

@@ -32,7 +32,7 @@ from trtopt.cuda.device import probe
 from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays
 from trtopt.engine.manifest import REASONS, Manifest
-from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
+from trtopt.evaluation.baselines import BASELINES, Baseline, Torch, open_baselines
 from trtopt.evaluation.request import BenchRequest
 from trtopt.evaluation.timing import MADE_UP, tuned_infos
 from trtopt.graph.synthetic import synthetic_inputs
@@ -298,9 +298,8 @@ def _measure(
         note = f"{baseline.note}; results {distance:.2g} of the largest away from the engine's"
         rate = size * len(times[name]) / sum(times[name]) * 1e3
         spread = Spread.of(times[name])
-        rows.append(
-            BenchRow(name, size, baseline.gpu(iterations), None, spread, len(times[name]), rate, 1, distance, note)
-        )
+        gpu = baseline.gpu(iterations) if isinstance(baseline, Torch) else None  # ONNX Runtime can't be asked
+        rows.append(BenchRow(name, size, gpu, None, spread, len(times[name]), rate, 1, distance, note))
     return rows
 
 

@@ -133,16 +133,6 @@ _WIDEST = 4096
 _OPEN = 256
 
 
-def by_shape(outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
-    """Output name → kind where there is no graph to look at: integers are tokens, or a ranking by their name, and samples ×
-    classes scores of classes."""
-    kinds = {}
-    for info in outputs:
-        scores = info.floating and len(info.shape) == 2 and info.shape[1] != 1
-        kinds[info.name] = _whole(info) if _integer(info) else Kind.CLASSES if scores else Kind.OTHER
-    return kinds
-
-
 def _whole(info: TensorInfo, ranks: bool = False) -> Kind:
     """The kind of integers: lists, if these are ranks or called so, have several places."""
     lists = len(info.shape) > 1 and info.shape[-1] != 1 and (ranks or _says(info.name, _RANKING_WORDS))
