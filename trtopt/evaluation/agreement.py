@@ -23,7 +23,6 @@ from trtopt.evaluation.measures import rows_of
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.evaluation.per_layer import LayerAgreement, verdict
 from trtopt.graph.output_kinds import stated
-from trtopt.graph.passes.typed import FP16_MAX
 
 Runner = Callable[[Arrays], Arrays]
 """Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
@@ -70,7 +69,6 @@ class Agreement:
         engine: the candidate, where that was an engine, and the SHA-256 of its plan.
         ran: what its results came from.
         layers: the tensors that both graphs have, in the candidate's order, where they were asked for.
-        beyond_fp16: inputs that hold numbers beyond FP16's largest, 65,504, with the largest magnitude.
         choices: outputs of few dB that follow a choice among computed values, with the node that chooses.
     """
 
@@ -84,7 +82,6 @@ class Agreement:
     engine_sha256: str = ""
     ran: str = ""
     layers: tuple[LayerAgreement, ...] = ()
-    beyond_fp16: Mapping[str, float] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -111,7 +108,7 @@ class Agreement:
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
         values = {**self.figures(), "missed": list(self.missed), "ok": self.ok}
-        known = ("engine", "engine_sha256", "ran", "metric", "beyond_fp16", "choices")
+        known = ("engine", "engine_sha256", "ran", "metric", "choices")
         values |= {name: plain(value) for name in known if (value := getattr(self, name))}
         if self.layers:
             values["layers"] = [item.describe() for item in self.layers]
@@ -156,10 +153,6 @@ class Agreement:
         if asked and not self.missed:
             lines.append(f"within the limits: {'; '.join(asked)}")
         if any(item.nonfinite for item in self.outputs):
-            for name, largest in self.beyond_fp16.items():
-                lines.append(
-                    f"the samples hold {largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number, in the input {name!r}"
-                )
             lines.append(f"next: {_FINITE}{_FIRST * (not self.layers)}")
         return "\n".join(lines)
 

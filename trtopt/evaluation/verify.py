@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trtopt.builder.instrumented import build_with_outputs
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.files import opened_regular, sha256_file
@@ -32,7 +30,6 @@ from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import index_outputs, resolve
 from trtopt.graph.passes.embed import embedded_in
-from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.linting.rules import refuse_damaged
 from trtopt.ort.runner import OnnxRunner
 from trtopt.recipes.classnames import load_classes
@@ -81,7 +78,6 @@ def verify(request: VerifyRequest) -> Agreement:
         engine="" if sides.engine is None else str(sides.engine),
         engine_sha256="" if sides.engine is None else sha256_file(sides.engine),
         layers=_layers(request, sides, list(rebatched(batches.first, LAYER_SAMPLES))) if request.per_layer else (),
-        beyond_fp16=batches.beyond_fp16,
         choices=_choices(model, agreement),
     )
 
@@ -248,11 +244,10 @@ def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
 
 
 class _Recorder:
-    """Batches, of which the first `keep` samples are kept, and which inputs hold numbers that FP16 doesn't."""
+    """Batches, of which the first `keep` samples are kept."""
 
     def __init__(self, batches: Iterable[Arrays], keep: int) -> None:
         self.batches, self.keep, self.first = batches, keep, list[Arrays]()
-        self.beyond_fp16: dict[str, float] = {}
 
     @property
     def names(self) -> Sequence[str]:
@@ -261,11 +256,6 @@ class _Recorder:
     def __iter__(self) -> Iterator[Arrays]:
         count = 0
         for batch in self.batches:
-            for name, array in batch.items():
-                if np.size(array) and np.asarray(array).dtype.kind in "fiu":
-                    largest = max(float(np.max(array)), -float(np.min(array)))
-                    if largest > max(FP16_MAX, self.beyond_fp16.get(name, 0.0)):
-                        self.beyond_fp16[name] = largest
             if count < self.keep:
                 self.first.append({name: array[: self.keep - count] for name, array in batch.items()})
                 count += len(next(iter(self.first[-1].values())))
