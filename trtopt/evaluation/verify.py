@@ -87,7 +87,7 @@ def verify(request: VerifyRequest) -> Agreement:
 
 @dataclass(frozen=True)
 class _Sides:
-    """What is compared: an ONNX model, and a model or a function; of an engine, its graph where that is needed."""
+    """An ONNX model, and a model or a function that is compared with it; of an engine, its graph where that is needed."""
 
     reference: Any
     graph: Any

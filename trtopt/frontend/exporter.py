@@ -104,7 +104,6 @@ def export(request: ExportRequest) -> ExportResult:
         with reporter.phase("load the PyTorch model"):
             source = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
-        require("onnxscript", "torch", "export")
         target = request.opset or _opset(source.opset, "the recipe's opset")
         subject = _subject(torch, source, request)
         notes = _warned(reporter, source.notes)
@@ -114,7 +113,7 @@ def export(request: ExportRequest) -> ExportResult:
         notes += _warned(reporter, said)
         with reporter.phase("export to ONNX"):
             model = _exported(subject, names, target)
-        comparisons = list[ExportComparison]()
+        comparisons: list[ExportComparison] = []
         if request.verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
                 comparisons, said = compared(subject, model, request.tolerance, phase.detail)
@@ -166,6 +165,7 @@ def _opset(opset: int | None, what: str) -> int:
 
 def _subject(torch: Any, source: Source, request: ExportRequest) -> Subject:
     """Return the module as a function of its inputs in order, with samples for them."""
+    require("onnxscript", "torch", "export")
     infos, keywords = stated_inputs(source, request.inputs)
     preprocess = request.preprocess
     if preprocess is not None and not on_images(request.sample):

@@ -90,7 +90,9 @@ def open_session(
         while True:
             file = _as_file(model, path, outputs)
             try:
-                return (_unordered if unordered else _plain)(ort, file, options, providers)
+                if unordered and any(node.op_type == "Conv" for node in _parsed(file).graph.node):
+                    return _unordered(ort, file, options, providers)
+                return ort.InferenceSession(file, options, providers=providers)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 model = _older(model, error)
 
@@ -122,21 +124,15 @@ def _parsed(path: str | Path) -> ModelProto:
     return light
 
 
-def _plain(ort: Any, file: str, options: Any, providers: Sequence[Any]) -> Any:
-    return ort.InferenceSession(file, options, providers=providers)
-
-
 def _unordered(ort: Any, file: str, options: Any, providers: Sequence[Any]) -> Any:
     """A session of the graph that ONNX Runtime makes of a model, without the nodes that only put its outputs in order."""
-    if not any(node.op_type == "Conv" for node in _parsed(file).graph.node):
-        return _plain(ort, file, options, providers)
     optimized = Path(file).with_name("made.onnx")
     options.optimized_model_filepath = os.fspath(optimized)
     options.add_session_config_entry(
         "session.optimized_model_external_initializers_file_name", f"{optimized.name}.data"
     )
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    session = _plain(ort, file, options, providers)
+    session = ort.InferenceSession(file, options, providers=providers)
     light = _parsed(optimized)
     graph = light.graph
     readers = Links(graph).readers
@@ -157,7 +153,7 @@ def _unordered(ort: Any, file: str, options: Any, providers: Sequence[Any]) -> A
     del session  # with its weights
     options.optimized_model_filepath = ""
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return _plain(ort, os.fspath(optimized), options, providers)
+    return ort.InferenceSession(os.fspath(optimized), options, providers=providers)
 
 
 def _older(model: ModelProto | str | os.PathLike[str], error: Exception) -> ModelProto:

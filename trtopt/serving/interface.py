@@ -46,10 +46,8 @@ def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
 
         model = load_model(engine.parent / str(manifest.graph_file), lazy=True)
         return _ranged(model.inputs, model.outputs, manifest)
-    inputs, outputs = (
-        [_as_built(TensorInfo(**item), manifest) for item in items] for items in (manifest.inputs, manifest.outputs)
-    )
-    return _ranged(inputs, outputs, manifest)
+    inputs = [_as_built(TensorInfo(**item), manifest) for item in manifest.inputs]
+    return _ranged(inputs, [_as_built(TensorInfo(**item), manifest) for item in manifest.outputs], manifest)
 
 
 def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
