@@ -182,23 +182,6 @@ def test_damaged_weights_of_the_reference_are_named(digits: Digits) -> None:
         verify(digits.model(weights=weights), digits.model(), digits.batches(), threads=1)
 
 
-def test_few_db_behind_a_choice_are_said_to_say_little() -> None:
-    nodes = [
-        node("MatMul", "x w", "scores", "product"),
-        node("ArgMax", "scores", "place", "choice", axis=1, keepdims=1),
-        node("GatherElements", "x place", "taken", axis=1),
-    ]
-    weights = np.tile(values(8, 1), 8)
-    old, new = (
-        model(nodes, inputs={"x": ["n", 8]}, weights={"w": table}, outputs={"taken": ["n", 1], "scores": ["n", 8]})
-        for table in (weights, weights * (1 + np.float32(1e-3) * np.arange(8, dtype=np.float32)))
-    )
-    found = verify(old, new, data={"x": values(40, 8, seed=1)})
-    assert found.choices == found.describe()["choices"] == {"taken": "ArgMax choice"}
-    assert str(found).count("it follows a choice (ArgMax choice): where two values are nearly equal") == 1
-    assert "choices" not in verify(old, old, data={"x": values(40, 8, seed=1)}).describe()
-
-
 def test_the_nodes_of_a_graph_are_judged_each_and_take_no_labels(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[nodes,4] x, int64[2,edges] e) => (float[nodes,7] classes)
         <float[4,7] w, int64 zero = {0}> {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,6 @@ class Agreement:
         engine: the candidate, where that was an engine, and the SHA-256 of its plan.
         ran: what its results came from.
         layers: the tensors that both graphs have, in the candidate's order, where they were asked for.
-        choices: outputs of few dB that follow a choice among computed values, with the node that chooses.
     """
 
     samples: int
@@ -82,7 +81,6 @@ class Agreement:
     engine_sha256: str = ""
     ran: str = ""
     layers: tuple[LayerAgreement, ...] = ()
-    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def snr_db(self) -> float:
@@ -108,7 +106,7 @@ class Agreement:
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
         values = {**self.figures(), "missed": list(self.missed), "ok": self.ok}
-        known = ("engine", "engine_sha256", "ran", "metric", "choices")
+        known = ("engine", "engine_sha256", "ran", "metric")
         values |= {name: plain(value) for name in known if (value := getattr(self, name))}
         if self.layers:
             values["layers"] = [item.describe() for item in self.layers]
@@ -134,11 +132,6 @@ class Agreement:
             lines.append(sentence(name, output, self.samples))
             if more := spread(output):
                 lines.append(f"  {more}")
-            if name in self.choices:
-                lines.append(
-                    f"  it follows a choice ({self.choices[name]}): where two values are nearly equal, rounding takes the "
-                    "other one, so that dB say little; those of an output that has the values themselves do"
-                )
         if self.reference_accuracy and self.candidate_accuracy:
             old, new = self.reference_accuracy, self.candidate_accuracy
             lines.append(f"top-1 {old.top1:.1%} → {new.top1:.1%}, top-5 {old.top5:.1%} → {new.top5:.1%}")

@@ -224,12 +224,6 @@ def inputs_by_size(session: Session, batch: Sequence[int]) -> dict[int, dict[str
         raise UsageError(
             f"`batch={list(sizes)}`: input {whole_input.name!r} {whole_input.dims} has no batch; 1 is all it takes"
         )
-    for info in session.inputs if whole_input is None else ():
-        fixed = info.shape[info.batch_axis] if info.shape and info.batch_axis is not None else -1
-        if isinstance(fixed, int) and fixed > 0 and (differing := [size for size in sizes if size != fixed]):
-            raise UsageError(
-                f"`batch={differing[:1]}`: input {info.name!r} has a fixed batch of {fixed}; build with `shapes=`"
-            )
     return {size: synthetic_inputs(tuned_infos(session.inputs, _holding(session, size), size), {}) for size in sizes}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +23,10 @@ from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.agreement import Agreement, Runner, Scores, verify_all
 from trtopt.evaluation.limits import Limits, without_share
 from trtopt.evaluation.metric import Metric, called, labels_of, metric_of, of_all, scored, takes_labels
-from trtopt.evaluation.outputs import OutputAgreement
 from trtopt.evaluation.per_layer import SAMPLES as LAYER_SAMPLES, LayerAgreement, compare_layers, tensors_of_engine
 from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import Model, load_model
-from trtopt.graph.output_kinds import index_outputs, resolve
+from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.linting.rules import refuse_damaged
 from trtopt.ort.runner import OnnxRunner
@@ -36,12 +34,10 @@ from trtopt.recipes.classnames import load_classes
 from trtopt.runtime.session import Session
 from trtopt.trt.plans import plan_header
 
-FEW_DB = 30.0  # FP16 has more, unless a value overflows or a choice falls otherwise
-
 
 @taking(VerifyRequest)
 def verify(request: VerifyRequest) -> Agreement:
-    """Run both on the same samples and compare every output by its kind (`trtopt.evaluation.outputs` has the measures).
+    """Run both on the same samples and compare every output by its kind (`trtopt.evaluation.measures`).
 
     Args:
         reference: usually the FP32 ONNX model, in ONNX Runtime, on a GPU where the installed package can use one.
@@ -78,7 +74,6 @@ def verify(request: VerifyRequest) -> Agreement:
         engine="" if sides.engine is None else str(sides.engine),
         engine_sha256="" if sides.engine is None else sha256_file(sides.engine),
         layers=_layers(request, sides, list(rebatched(batches.first, LAYER_SAMPLES))) if request.per_layer else (),
-        choices=_choices(model, agreement),
     )
 
 
@@ -262,21 +257,7 @@ class _Recorder:
             yield batch
 
 
-# What is looked into ---------------------------------------------------------------------------------------------------------
-
-
-def _choices(model: Model, agreement: Agreement) -> dict[str, str]:
-    """Return the outputs of few dB that follow a choice, with the node that chooses."""
-    few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
-    follow = index_outputs(model.proto) if few else {}
-    return {name: follow[name] for name in few if name in follow}
-
-
-def _lowest_db(output: OutputAgreement) -> float:
-    """Return the lowest dB, of a sample where samples have their own; inf of integers, of which dB say nothing."""
-    if output.integers:
-        return math.inf
-    return output.spread.lowest if output.spread and output.spread.figure == "snr_db" else output.snr_db
+# Tensor by tensor ----------------------------------------------------------------------------------------------------------
 
 
 def _layers(request: VerifyRequest, sides: _Sides, samples: Sequence[Arrays]) -> tuple[LayerAgreement, ...]:
