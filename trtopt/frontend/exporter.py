@@ -20,7 +20,6 @@ from trtopt.core.files import check_ending
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
 from trtopt.core.options import taking
-from trtopt.core.progress import Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
@@ -94,8 +93,7 @@ def export(request: ExportRequest) -> ExportResult:
     Raises:
         UsageError, MissingDependency: a source, name, shape or option that can't be right; a package that isn't there.
         ModelError: the exporter fails (with the essential cause), or the opset can't express the model.
-        ExportMismatch: PyTorch and ONNX Runtime disagree; nothing is written.
-        OutputError: the file can't be written.
+        ExportMismatch, OutputError: PyTorch and ONNX Runtime disagree, or the file can't be written; nothing is.
     """
     _refuse(request)
     reporter = request.reporter
@@ -106,22 +104,23 @@ def export(request: ExportRequest) -> ExportResult:
         torch = require("torch", "torch", "export")
         target = request.opset or _opset(source.opset, "the recipe's opset")
         subject = _subject(torch, source, request)
-        notes = _warned(reporter, source.notes)
         stack.enter_context(_evaluating(torch, source.module))
         with reporter.phase("run the PyTorch model"):
-            names, said = _run(subject, source, request.output_names)
-        notes += _warned(reporter, said)
+            names, left_out = _run(subject, source, request.output_names)
         with reporter.phase("export to ONNX"):
             model = _exported(subject, names, target)
-        comparisons: list[ExportComparison] = []
+        comparisons, said = list[ExportComparison](), list[str]()
         if request.verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
                 comparisons, said = compared(subject, model, request.tolerance, phase.detail)
-            notes += _warned(reporter, said)
-            notes += ["compared on synthetic inputs: give a sample of real ones to be sure"] * subject.made_up
-        else:
-            notes.append("not compared with PyTorch, as asked")
         save_model(model.proto, request.output)
+    notes = [*source.notes, *left_out, *said]
+    for text in notes:
+        reporter.warn(text)
+    if not request.verify:
+        notes.append("not compared with PyTorch, as asked")
+    elif subject.made_up:
+        notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
     return ExportResult(
         path=Path(request.output),
         source=source.text,
@@ -145,13 +144,6 @@ def _refuse(request: ExportRequest) -> None:
         raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
     if request.output_names is not None and not (request.output_names and all(request.output_names)):
         raise UsageError(f"`output_names=` is {list(request.output_names)}: give names, or leave it out")
-
-
-def _warned(reporter: Reporter, notes: Sequence[str]) -> list[str]:
-    """Say these notes of the result at once."""
-    for text in notes:
-        reporter.warn(text)
-    return list(notes)
 
 
 def _opset(opset: int | None, what: str) -> int:
