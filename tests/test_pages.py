@@ -65,7 +65,7 @@ lite0 serving.md => python backend, version 1; batches of up to 32
 lite0 your-own-model.md => 2 of 2 convolutions INT8 | vector (embedding): cosine 0.99 => sentences.npz
 net manual/from-torch2trt.md => => model.engine
 net manual/from-trtexec.md => $ trtopt build model.onnx --fp16 =>
-net manual/from-polygraphy.md => $ trtopt build model.onnx --fp16 =>
+net manual/from-polygraphy.md => => clean.onnx
 net manual/from-calibrators.md => from old.cache => model.calib.json
 net manual/from-modelopt.md => => built.onnx
 net store.md => up to date; manifest b.engine.json | store: 1 engine, => b.engine

@@ -73,21 +73,17 @@ from trtopt.engine.storekeeping import (
     list_store as list_store,
     prune_store as prune_store,
 )
+from trtopt.evaluation.agreement import Accuracy as Accuracy, Agreement as Agreement, Scores as Scores
 from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow, bench as bench
 from trtopt.evaluation.limits import Limits as Limits
+from trtopt.evaluation.measures import Channels as Channels
 from trtopt.evaluation.outputs import (
-    Channels as Channels,
     OutputAgreement as OutputAgreement,
     SampleAgreement as SampleAgreement,
     SampleSpread as SampleSpread,
 )
 from trtopt.evaluation.per_layer import LayerAgreement as LayerAgreement
-from trtopt.evaluation.verify import (
-    Accuracy as Accuracy,
-    Agreement as Agreement,
-    Scores as Scores,
-    verify as verify,
-)
+from trtopt.evaluation.verify import verify as verify
 from trtopt.frontend.comparison import ExportComparison as ExportComparison
 from trtopt.frontend.exporter import ExportResult as ExportResult, export as export
 from trtopt.frontend.proposal import InitResult as InitResult, init as init

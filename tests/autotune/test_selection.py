@@ -11,10 +11,10 @@ from fake_session import FakeCuda, FakeEngine, Open
 
 from trtopt.autotune.selection import Candidate, Comparison
 from trtopt.core.values import Precision
+from trtopt.evaluation.agreement import Agreement
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement
 from trtopt.evaluation.timing import Times, by_node, time_in_turns
-from trtopt.evaluation.verify import Agreement
 from trtopt.graph.output_kinds import Kind
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import LayerTime, LayerTimes, Spread

@@ -23,7 +23,8 @@ from trtopt.calibration.text_cache import write_cache
 from trtopt.core.errors import CalibrationError, DataError, OutputError, UsageError
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
-from trtopt.evaluation.verify import Agreement, verify
+from trtopt.evaluation.agreement import Agreement
+from trtopt.evaluation.verify import verify
 from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import fold

@@ -94,30 +94,6 @@ COMMANDS = {
             "--hardware-compatibility ampere_plus --precision-override conv1=fp32 --exclude-lean-runtime -o m.engine"
         )
     ],
-    "polygraphy convert m.onnx -o m.engine --fp16 --tf32 --trt-min-shapes x:[1,3] --trt-opt-shapes x:[2,3] "
-    "--trt-max-shapes x:[4,3] --pool-limit workspace:1G": [
-        "trtopt build m.onnx --fp16 --shapes x:1x3,2x3,4x3 --workspace 1GiB -o m.engine"
-    ],
-    "polygraphy convert --int8 --calibration-cache c.cache m.onnx -o m.engine": [
-        "trtopt build m.onnx --int8 --calib c.cache --no-tf32 -o m.engine"
-    ],
-    "python3 -m polygraphy run m.onnx --trt --onnxrt --atol 1e-3 --save-engine e.engine --tf32": [
-        "trtopt build m.onnx -o e.engine",
-        "trtopt verify m.onnx e.engine --images DIR --preprocess PRESET --min-snr 20",
-    ],
-    "polygraphy convert d.onnx -o d.engine --tf32 --trt-min-shapes X:[1,3] --trt-opt-shapes X:[1,3] --trt-max-shapes X:[1,3] "
-    "--trt-min-shapes X:[1,3] --trt-opt-shapes X:[4,3] --trt-max-shapes X:[32,3]": [
-        "trtopt build d.onnx --shapes X:1x3 --shapes X:1x3,4x3,32x3 -o d.engine"
-    ],
-    "polygraphy run p.onnx --trt --tf32 --input-shapes a:[2,3,64,64] b:[2,9] --strict-types": [
-        "trtopt build p.onnx --shapes 'a:2x3x64x64;b:2x9' -o p.engine",
-        "trtopt bench p.engine",
-    ],
-    "polygraphy convert p.onnx --tf32 --input-shapes a:[2,3] --trt-min-shapes a:[1,3] --trt-opt-shapes a:[4,3] "
-    "--trt-max-shapes a:[8,3] -o p.engine": ["trtopt build p.onnx --shapes a:1x3,4x3,8x3 -o p.engine"],
-    "polygraphy convert --fp-to-fp16 -o f.onnx i.onnx --tf32": [
-        "trtopt build i.onnx --fp16 --save-onnx f.onnx -o i.engine"
-    ],
 }  # fmt: skip
 
 

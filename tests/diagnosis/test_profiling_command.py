@@ -89,7 +89,6 @@ def test_the_command_and_its_json(engine: Path, tmp_path: Path) -> None:
         ({"batch": (0,)}, "`batch=` is 0; at least 1 is needed"),
         ({"iterations": 0}, "`iterations=` is 0"),
         ({"top": -1}, "`top=` is -1"),
-        ({"preprocess": "imagenet"}, "`preprocess=` has no effect without"),
     ],
 )
 def test_requests_that_can_not_be_right(engine: Path, options: Any, said: str) -> None:

@@ -16,20 +16,13 @@ from numpy.typing import NDArray
 
 import trtopt
 from trtopt.core.errors import DataError
-from trtopt.evaluation.outputs import MEASURES, NEAR_ZERO, OutputAgreement, OutputSums, measure, sentence, share, spread
+from trtopt.evaluation.measures import MEASURES, NEAR_ZERO, measure, share
+from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.graph.output_kinds import Kind
 
 Array = NDArray[Any]
 ROOT = Path(trtopt.__file__).parent.parent
-SHAPES = {
-    Kind.CLASSES: (7,),
-    Kind.EMBEDDING: (3, 7),
-    Kind.BOXES: (6, 9),
-    Kind.MASK: (3, 4, 5),
-    Kind.TOKENS: (4, 6),
-    Kind.RANKING: (5,),
-    Kind.OTHER: (2, 2, 2, 3),
-}
+SHAPES = {Kind.CLASSES: (7,), Kind.RANKING: (5,), Kind.BOXES: (6, 9), Kind.MASK: (3, 4, 5)}  # any other: (4, 6)
 
 
 def agreement(kind: Kind, old: Array, new: Array, sizes: list[int] | None = None) -> OutputAgreement:
@@ -46,7 +39,7 @@ def agreement(kind: Kind, old: Array, new: Array, sizes: list[int] | None = None
 
 def two(kind: Kind, samples: int, seed: int, noise: float) -> tuple[Array, Array]:
     generator = np.random.default_rng(seed)
-    old = generator.normal(size=(samples, *SHAPES[kind]))
+    old = generator.normal(size=(samples, *SHAPES.get(kind, (4, 6))))
     return old, old + noise * generator.normal(size=old.shape)
 
 
@@ -106,8 +99,8 @@ def test_every_kind_is_described_measured_and_documented() -> None:
     assert all(kind.about and (kind.axes or kind is Kind.OTHER) for kind in Kind)
     assert all(kind.shared for kind in (Kind.CLASSES, Kind.MASK, Kind.TOKENS, Kind.RANKING))
     assert not any(kind.shared for kind in (Kind.EMBEDDING, Kind.BOXES, Kind.OTHER))
-    for kind, size in SHAPES.items():
-        old = np.ones((2, *size)).cumsum(1)
+    for kind in Kind:
+        old = np.ones((2, *SHAPES.get(kind, (4, 6)))).cumsum(1)
         assert (agreement(kind, old, old).agreement == 1) == bool(kind.shared)
     assert pickle.loads(pickle.dumps(Kind.RANKING)) is Kind("ranking") is Kind.RANKING
 

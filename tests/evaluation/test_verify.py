@@ -25,7 +25,8 @@ from trtopt.cli import app
 from trtopt.core.errors import DataError, InvalidModel, ModelError, UsageError
 from trtopt.core.values import Precision
 from trtopt.data import open_data
-from trtopt.evaluation.verify import Agreement, verify, verify_all
+from trtopt.evaluation.agreement import Agreement, verify_all
+from trtopt.evaluation.verify import verify
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind
@@ -179,23 +180,6 @@ def test_damaged_weights_of_the_reference_are_named(digits: Digits) -> None:
     weights[3] = np.nan
     with pytest.raises(InvalidModel, match=r"the reference: .*holds NaN or infinity; the weights are damaged"):
         verify(digits.model(weights=weights), digits.model(), digits.batches(), threads=1)
-
-
-def test_few_db_behind_a_choice_are_said_to_say_little() -> None:
-    nodes = [
-        node("MatMul", "x w", "scores", "product"),
-        node("ArgMax", "scores", "place", "choice", axis=1, keepdims=1),
-        node("GatherElements", "x place", "taken", axis=1),
-    ]
-    weights = np.tile(values(8, 1), 8)
-    old, new = (
-        model(nodes, inputs={"x": ["n", 8]}, weights={"w": table}, outputs={"taken": ["n", 1], "scores": ["n", 8]})
-        for table in (weights, weights * (1 + np.float32(1e-3) * np.arange(8, dtype=np.float32)))
-    )
-    found = verify(old, new, data={"x": values(40, 8, seed=1)})
-    assert found.choices == found.describe()["choices"] == {"taken": "ArgMax choice"}
-    assert str(found).count("it follows a choice (ArgMax choice): where two values are nearly equal") == 1
-    assert "choices" not in verify(old, old, data={"x": values(40, 8, seed=1)}).describe()
 
 
 def test_the_nodes_of_a_graph_are_judged_each_and_take_no_labels(tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_an_own_file_wins_over_an_installed_module_only_as_a_file(folder: Path, 
         ("trtopt_model:downloads", {}, ModelError, ["downloads nothing", "example.org", "`weights=FILE`"]),
         ("trtopt_model:opens", {}, ModelError, ["downloads nothing", "`weights=FILE`"]),
         ("nets.py:Net", {}, UsageError, ["the file nets.py is a folder; a file is needed"]),
-        (":Net", {}, UsageError, ["FILE.py:FACTORY"]),
-        ("..a:Net", {}, TrtoptError, ["FILE.py:FACTORY"]),
+        (":Net", {}, UsageError, ["FILE.py:NAME"]),
+        ("..a:Net", {}, TrtoptError, ["FILE.py:NAME"]),
     ],
 )
 def test_slips_say_what_to_type(

@@ -18,7 +18,7 @@ from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import TextCache, read_cache
 from trtopt.cuda.device import Device
-from trtopt.evaluation.verify import Agreement
+from trtopt.evaluation.agreement import Agreement
 from trtopt.runtime.session import Session
 from trtopt.trt import weak
 from trtopt.trt.generation import Generation

@@ -13,7 +13,7 @@ from lite0 import Builds, Inputs, rows
 from trtopt.core.errors import UsageError
 from trtopt.cuda.device import Device
 from trtopt.engine.manifest import load_manifest
-from trtopt.evaluation.verify import Agreement
+from trtopt.evaluation.agreement import Agreement
 from trtopt.runtime.session import Session
 
 # Least agreement with FP32 in ONNX Runtime: top-1 and dB of the logits. Observed on an H200 with TensorRT 8.6: entropy

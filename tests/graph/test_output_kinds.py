@@ -15,7 +15,7 @@ from onnx import ModelProto
 from trtopt.core.errors import UsageError
 from trtopt.core.values import Precision, TensorInfo
 from trtopt.graph.io import load_model
-from trtopt.graph.output_kinds import Kind, by_shape, guess, index_outputs, parse, resolve, stated
+from trtopt.graph.output_kinds import Kind, guess, parse, resolve, stated
 from trtopt.graph.passes.fold import fold
 from trtopt.recipes.loader import package_file
 
@@ -294,7 +294,7 @@ def test_integers_may_be_called_a_ranking() -> None:
         "neighbors": ("n",),
         "ids": ("n", 10),
     }
-    kinds = by_shape([TensorInfo(name, "int32", shape) for name, shape in shapes.items()])
+    kinds = guess(ModelProto(), [TensorInfo(name, "int32", shape) for name, shape in shapes.items()])
     assert [*kinds.values()] == ["ranking", "ranking", "tokens", "tokens", "tokens"]
 
 
@@ -389,23 +389,3 @@ def test_users_decide_before_names_of_classes_and_these_before_the_guess() -> No
     assert kind(classes=names) == "classes"
     assert kind(classes=names[1:]) == "embedding"
     assert kind(classes=names, given=["y=other"]) == "other"
-
-
-def test_without_a_graph_type_and_shape_decide() -> None:
-    infos = (*OUTPUTS, TensorInfo("one", "float32", ("n", 1)), TensorInfo("image", "float16", (1, 3, 8, 8)))
-    assert [str(kind) for kind in by_shape(infos).values()] == ["classes", "tokens", "other", "other", "other"]
-
-
-def test_what_is_taken_at_chosen_places_follows_a_choice() -> None:
-    proto = written(
-        "(float[n,8] x, int64[n,8] ids) => (float[] scores, float[] best, float[] boxes, float[] late, float[] pooled, "
-        "float[] shaped) { scores = MatMul (x, w) [top] best, places = TopK <axis = 1> (scores, k) "
-        "taken = GatherElements <axis = 1> (x, places) boxes = Relu (taken) "
-        "[arg] largest = ArgMax <axis = 1, keepdims = 1> (boxes) late = Cast <to = 1> (largest) "
-        "last = ArgMax <axis = 1, keepdims = 1> (ids) pooled = GatherElements <axis = 1> (x, last) "
-        "size = Shape (places) shaped = Expand (one, size) }",
-        w=values(8, 8), one=values(1, 1), k=[3],
-    )  # fmt: skip
-    assert index_outputs(proto) == {"boxes": "TopK top", "late": "ArgMax arg"}
-    del proto.graph.node[1:]
-    assert index_outputs(proto) == {}

@@ -52,8 +52,9 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.diagnosis import report as reports
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.engine.store import named_store
+from trtopt.evaluation.agreement import Runner
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import Runner, by_samples, kinds_of
+from trtopt.evaluation.verify import by_samples, kinds_of
 from trtopt.graph.io import load_model, save_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version

@@ -17,10 +17,10 @@ from trtopt.core.words import counted
 from trtopt.data import Batches
 from trtopt.data.convert import Run, single_runs
 from trtopt.data.rebatch import Arrays, samples_first
+from trtopt.evaluation.agreement import verify_all
 from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.measures import measure
 from trtopt.evaluation.metric import Metric, called, labels_of, metric_of, of_all, scored, takes_labels
-from trtopt.evaluation.outputs import measure
-from trtopt.evaluation.verify import verify_all
 from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind

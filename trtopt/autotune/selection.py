@@ -20,10 +20,11 @@ from trtopt.core.progress import Reporter
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data import Batches
 from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.agreement import Runner, verify_all
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import sentence
 from trtopt.evaluation.timing import Times, time_in_turns
-from trtopt.evaluation.verify import Runner, session_runner, verify_all
+from trtopt.evaluation.verify import session_runner
 from trtopt.graph.output_kinds import Kind
 from trtopt.runtime.session import Session
 
@@ -242,7 +243,7 @@ def measured(
             against = reference.upper() if isinstance(reference, str) else "FP32"
             with reporter.phase(f"comparing {', '.join(judged_sessions).upper()} with {against}"):
                 runners = {name: session_runner(session) for name, session in judged_sessions.items()}
-                agreements = verify_all(run, runners, samples, kinds=kinds)
+                agreements = verify_all(run, runners, samples, kinds=kinds or {})
             accuracy = {name: agreement.figures() for name, agreement in agreements.items()}
     candidates = []
     for name, result in ((str(item), result) for item, result in results.items()):

@@ -39,6 +39,11 @@ WENT = {
         ("min_shapes", "opt_shapes", "max_shapes"),
         "--min-shapes, --opt-shapes and --max-shapes went: --shapes NAME:MIN,OPT,MAX has all three, once for each input",
     ),
+    **dict.fromkeys(
+        ("data", "images", "preprocess"),
+        "bench and profile take no samples: made-up inputs are as fast; trtopt run M.engine --data F.npz times real ones, and "
+        "trtopt verify says how near results are",
+    ),
     AT_URL: "stores at URLs went: give a folder, and copy it by rsync or a CI cache, docs/store.md has the lines",
 }
 

@@ -1,1 +1,1 @@
-"""What is wrong with a host, a file or an old script, and the command that helps: `doctor()`."""
+"""A host's faults and the commands that help, layers timed, reports: `doctor()`, `profile()`, `report()`."""

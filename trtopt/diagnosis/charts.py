@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from typing import Any
+
+from trtopt.evaluation.measures import decibels
 
 _Place = Callable[[float, float], tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 440, 280, 56, 12, 42, 14
@@ -78,3 +81,18 @@ def _ticks(low: float, high: float) -> Iterator[float]:
 def _svg(title: str, width: int, height: int, parts: Sequence[str]) -> str:
     inside = "\n".join(parts)
     return f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {width} {height}">\n{inside}\n</svg>'
+
+
+def worst_samples(accuracy: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The samples whose results are furthest from FP32's, as `verify` named them, with a bar's length."""
+    rows = list[dict[str, Any]]()
+    for output, told in accuracy["outputs"].items() if accuracy is not None else ():
+        for item in (told.get("samples") or {"worst": ()})["worst"]:
+            snr, same = float(item["snr_db"]), item["agreement"]
+            said = [] if same is None else [f"{same:.1%} the same"]
+            said = ["another answer"] if same == 0 else ["the same answer"] if same == 1 else said
+            length = same if same is not None else min(max(snr, 0.0), 60.0) / 60
+            rows.append(
+                {"sample": item["name"], "output": output, "said": ", ".join([*said, decibels(snr)]), "length": length}
+            )
+    return rows

@@ -1,8 +1,7 @@
 """The command that says what is wrong with a host, what comes of that, and what to type.
 
 Native libraries, whose import may crash or hang, are imported in child processes: this file, run as a program. Nothing is
-changed. Errors of the driver are numbered as in `cuda.h`; which GPUs a TensorRT is for is in its support
-matrices.
+changed. Errors of the driver are numbered as in `cuda.h`; which GPUs a TensorRT is for is in its support matrices.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 FORMAT = "trtopt.doctor/1"
 LEVELS = ("error", "warning", "info")
 PATIENCE = 30.0  # seconds for a probe: a machine under load takes its time
-GIB = 2**30
 _MODULES = {  # module that is imported in a child → packages that bring it; those of one row install over each other
     "tensorrt": (),
     "tensorrt_rtx": (),
@@ -120,7 +118,7 @@ class DoctorReport:
 
 @taking(DoctorRequest)
 def doctor(request: DoctorRequest) -> DoctorReport:
-    """Look for what is wrong with this host, or translate a command of trtexec or Polygraphy (`migrate`), which isn't run.
+    """Look for what is wrong with this host, or translate a command of trtexec (`migrate`), which isn't run.
 
     Native libraries are imported in other processes, and PyTorch isn't; nothing is changed.
 
@@ -208,8 +206,6 @@ def host_facts(host: Host) -> dict[str, str]:
     facts |= {name: host.packages[name] for name in names if name in host.packages}
     quota = f", {limits.quota():g} by the container's quota" if limits.quota() is not None else ""
     facts["cores"] = f"{limits.cores()} of {limits.visible_cores()}{quota}"
-    if (memory := limits.free_memory()) is not None:
-        facts["free memory"] = f"{memory / GIB:.1f} GiB"
     return facts | {"cache": str(cache_path().absolute())}
 
 
@@ -290,7 +286,6 @@ _DRIVER_ERRORS = {  # codes of cuInit → consequence, command
         "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm",
     ),
 }
-_DRIVER_PAGE = "xdg-open https://www.nvidia.com/drivers"
 _FIRST_DRIVER = {12: "525", 13: "580"}  # branch of the driver that runs this CUDA first, on Linux
 
 
@@ -307,7 +302,7 @@ def driver(host: Host) -> Iterator[HostFinding]:
         consequence, command = _DRIVER_ERRORS.get(int(code[1]), ("no GPU can be used", "nvidia-smi"))
         yield HostFinding("driver-error", "error", why, consequence, command)
     elif _nvidia_hardware():
-        command, consequence = _DRIVER_PAGE, "it can't be used: there is no driver"
+        command, consequence = "xdg-open https://www.nvidia.com/drivers", "it can't be used: there is no driver"
         if any(Path(place).exists() for place in ("/.dockerenv", "/run/.containerenv")):
             command = "docker run --gpus all …"
             consequence = "this container wasn't given it: building and running engines needs it"

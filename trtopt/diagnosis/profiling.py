@@ -13,7 +13,8 @@ from typing import Any
 from trtopt.core.documents import plain
 from trtopt.core.options import taking
 from trtopt.diagnosis.request import ProfileRequest
-from trtopt.evaluation.benchmark import aligned, engine_to_time, gpu_name, inputs_for
+from trtopt.evaluation.benchmark import aligned, engine_to_time, gpu_name, inputs_by_size
+from trtopt.evaluation.timing import MADE_UP
 from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import LayerTime, LayerTimes
@@ -26,7 +27,7 @@ class EngineProfile:
     """The times that `profile` found.
 
     Attributes:
-        gpu: its name; inputs: where they came from.
+        gpu: its name; inputs: what they are.
         batches: batch size → its layers, in the order that they run in.
     """
 
@@ -98,7 +99,7 @@ def profile(request: ProfileRequest) -> EngineProfile:
 
     Args:
         engine: a plan file; what its manifest says of the layers stands beside their times.
-        batch, data, images, preprocess: as for `bench`.
+        batch: as for `bench`; the inputs are made up.
         iterations, warmup: inferences that are timed (each layer's median counts), and those before.
 
     Raises:
@@ -109,12 +110,11 @@ def profile(request: ProfileRequest) -> EngineProfile:
     instead = "Without one, trtopt inspect {} --layers tells each layer's precision, formats and kernel"
     path = engine_to_time(request, "timing the layers of", instead)
     with Session(path, contexts=1, **opening_options(request)) as session:
-        inputs, origin = inputs_for(session, request)
         batches: dict[int, LayerTimes] = {}
-        for size, arrays in inputs.items():
+        for size, arrays in inputs_by_size(session, request.batch).items():
             with request.reporter.phase(f"timing layers, batch {size}"):
                 batches[size] = session.profile(arrays, request.iterations, request.warmup)
         notes = list(session.notes)
         if session.manifest is None:
             notes.append("without a manifest, neither precisions nor nodes of the layers are known")
-    return EngineProfile(path, gpu_name(request.device), origin, batches, tuple(notes))
+    return EngineProfile(path, gpu_name(request.device), MADE_UP, batches, tuple(notes))

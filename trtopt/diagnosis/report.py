@@ -32,7 +32,8 @@ from trtopt.engine.difference import built_for
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
 from trtopt.engine.reports import EngineReport
-from trtopt.evaluation.outputs import decibels, sentence
+from trtopt.evaluation.measures import decibels
+from trtopt.evaluation.outputs import sentence
 
 FORMAT = "trtopt.report/2"
 ROWS, LINES, BARS = 2000, 12, 12  # of a table, of a part of the verdict, of a chart with names
@@ -146,7 +147,7 @@ def _contents(subject: _Subject) -> dict[str, Any]:
         "kept": [dict(item) for item in manifest.kept],
         "times": results.profile if _timed(subject) else None,
         "sensitivity": results.sensitivity,
-        "worst": _worst(subject),
+        "worst": charts.worst_samples(subject.results.accuracy)[:BARS],
         "tuning": results.tuning,
         "latency": results.bench,
         "warnings": _warnings(subject, layers),
@@ -245,9 +246,8 @@ def _precision(manifest: Manifest, layers: Sequence[Mapping[str, Any]]) -> dict[
         "arithmetic": manifest.coverage,
         "layers with products": {name: count / counts.total() for name, count in counts.items()},
     }
-    names = (*_PRECISIONS, "unknown")
     return {
-        what: {name: parts[name] for name in names if parts.get(name)}
+        what: {name: parts[name] for name in (*_PRECISIONS, "unknown") if parts.get(name)}
         for what, parts in shares.items()
         if any(parts.values())
     }
@@ -270,21 +270,6 @@ def _accuracy(subject: _Subject) -> list[str]:
         figure = f", {choice['figure']}" if choice["figure"] else ""
         said.append(f"tuned on {results.tuning['samples']} samples: {decibels(choice['snr_db'])}{figure}")
     return said
-
-
-def _worst(subject: _Subject) -> list[dict[str, Any]]:
-    """The samples whose results are furthest from FP32's, as `verify` named them, with a bar's length."""
-    accuracy, rows = subject.results.accuracy, list[dict[str, Any]]()
-    for output, told in accuracy["outputs"].items() if accuracy is not None else ():
-        for item in (told.get("samples") or {"worst": ()})["worst"]:
-            snr, same = float(item["snr_db"]), item["agreement"]
-            said = [] if same is None else [f"{same:.1%} the same"]
-            said = ["another answer"] if same == 0 else ["the same answer"] if same == 1 else said
-            length = same if same is not None else min(max(snr, 0.0), 60.0) / 60
-            rows.append(
-                {"sample": item["name"], "output": output, "said": ", ".join([*said, decibels(snr)]), "length": length}
-            )
-    return rows[:BARS]
 
 
 def _speed(subject: _Subject) -> list[str]:

@@ -20,8 +20,7 @@ class DoctorRequest:
     _: KW_ONLY
     migrate: str | None = option(
         None,
-        help="Instead of the host: what of a command of trtexec or polygraphy, in quotes, TensorRT 10 and 11 don't have, "
-        "and trtopt's way.",
+        help="Instead of the host: what of a command of trtexec, in quotes, TensorRT 10 and 11 don't have, and trtopt's way.",
         metavar="COMMAND",
         typed=str,
     )
@@ -38,9 +37,6 @@ class ProfileRequest:
     )
     iterations: int = option(50, help="Inferences; each layer's median counts.", least=1)
     warmup: int = option(10, help="Inferences before, not counted.", least=0)
-    data: Any = shared.data()
-    images: Any = shared.images()
-    preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
     top: int = option(20, help="Layers of each batch to print; 0: all.", least=0)
     backend: str = shared.backend()
     device: int = shared.gpu()

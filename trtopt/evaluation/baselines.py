@@ -33,38 +33,26 @@ class OnnxRuntime:
     """
 
     def __init__(self, model: Path) -> None:
-        purpose = "measuring against ONNX Runtime"
-        from trtopt.ort import sessions  # loads onnx, which engines alone don't need
+        from trtopt.ort.sessions import OnnxSession, providers, version  # loads onnx, which engines alone don't need
 
-        providers = sessions.providers(purpose)
-        try:
-            self._session = sessions.open_session(model, gpu=True, tf32=True, purpose=purpose)
-        except ModelError as error:
-            raise ModelError(f"ONNX Runtime can't load {model}: {essence(error)}") from error
-        provider = self._session.get_providers()[0]
-        self.name = f"onnxruntime {sessions.version(purpose)} ({provider.removesuffix('ExecutionProvider')})"
-        self.note = f"{model.name} as it is, not the engine's precision; it got {provider} of {', '.join(providers)}"
-        self._outputs = [item.name for item in self._session.get_outputs()]
-        self._takes = {item.name for item in self._session.get_inputs()}
+        purpose = "measuring against ONNX Runtime"
+        there = ", ".join(providers(purpose))
+        self._session = OnnxSession(model, threads=None, gpu=True, tf32=True)
+        provider = self._session.provider
+        self.name = f"onnxruntime {version(purpose)} ({provider.removesuffix('ExecutionProvider')})"
+        self.note = f"{model.name} as it is, not the engine's precision; it got {provider} of {there}"
 
     def prepare(self, inputs: Arrays) -> None:
         """Do what is done once for a shape: compiling, capturing."""
-        if self._takes != set(inputs):
+        if set(self._session.inputs) != set(inputs):
             raise UsageError(
-                f"the ONNX model takes {', '.join(sorted(self._takes))}, the engine {', '.join(sorted(inputs))}: give "
+                f"the ONNX model takes {', '.join(sorted(self._session.inputs))}, the engine {', '.join(sorted(inputs))}: give "
                 "`model=`, the one that the engine was built from"
             )
         self.run(inputs)
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        try:
-            return dict(zip(self._outputs, self._session.run(None, dict(inputs))))
-        except Exception as error:
-            raise ModelError(f"ONNX Runtime can't run the model: {essence(error)}") from error
-
-    def gpu(self, iterations: int) -> Spread | None:
-        """GPU time of the inference alone, for the shapes prepared last; None: it can't be asked."""
-        return None
+        return self._session(inputs)
 
     def close(self) -> None:
         del self._session
@@ -144,7 +132,8 @@ class Torch:
         names = itertools.chain(self._outputs, (f"output{index}" for index in itertools.count()))
         return {name: back.numpy().copy() for name, back in zip(names, self._back)}
 
-    def gpu(self, iterations: int) -> Spread | None:
+    def gpu(self, iterations: int) -> Spread:
+        """GPU time of the inference alone, for the shapes prepared last."""
         torch = self._torch
         times: list[float] = []
         with torch.cuda.stream(self._stream):

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -26,15 +26,15 @@ from trtopt.core.documents import Plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import taking
-from trtopt.core.values import Profile, TensorInfo, choice
+from trtopt.core.values import Profile, choice
 from trtopt.cuda.clocks import Clocks, clocks
 from trtopt.cuda.device import probe
-from trtopt.data import open_data
 from trtopt.data.difference import difference
-from trtopt.data.rebatch import Arrays, filled, joined, laid_out, samples_in
+from trtopt.data.rebatch import Arrays
 from trtopt.engine.manifest import REASONS, Manifest
-from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
+from trtopt.evaluation.baselines import BASELINES, Baseline, Torch, open_baselines
 from trtopt.evaluation.request import BenchRequest
+from trtopt.evaluation.timing import MADE_UP, tuned_infos
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.runtime.open_engine import MemoryReport
 from trtopt.runtime.request import BACKENDS, opening_options
@@ -78,7 +78,7 @@ class BenchReport(Plain):
     """The result of `bench`.
 
     Attributes:
-        gpu: the GPU's name; inputs: where they came from; clocks: under this load, for each batch.
+        gpu: the GPU's name; inputs: what they are; clocks: under this load, for each batch.
         memory: what the session held at the end; notes: what to know before believing a figure.
     """
 
@@ -148,14 +148,12 @@ def gpu_name(device: int) -> str:
 
 @taking(BenchRequest)
 def bench(request: BenchRequest) -> BenchReport:
-    """Measure an engine, and what else can run the model, on the same inputs.
+    """Measure an engine, and what else can run the model, on the same made-up inputs.
 
     Args:
         against: of "torch", "onnxruntime"; all are opened before anything is measured.
         batch: samples at a time; empty: what each profile is tuned for.
         iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.
-        data, images, preprocess: real inputs, as for `calibrate`, images prepared as the manifest says; without, synthetic
-            ones, which say how fast it is and nothing else.
         source: where PyTorch's module comes from, as for `export`.
 
     Raises:
@@ -182,7 +180,7 @@ def bench(request: BenchRequest) -> BenchReport:
             notes.append(
                 f"the GPU was {idle.utilization} % busy before this started: it is shared, and times may be too long"
             )
-        inputs, origin = inputs_for(session, request)
+        inputs = inputs_by_size(session, request.batch)
         baselines: list[Baseline] = []
         for baseline in open_baselines(request, session, lambda: _source_model(session.manifest, request.model, notes)):
             stack.callback(baseline.close)
@@ -199,7 +197,7 @@ def bench(request: BenchRequest) -> BenchReport:
         for text in notes:
             reporter.warn(text)
         summary = session.manifest.precision_summary if session.manifest else ""
-        given = (path, summary, gpu_name(request.device), origin, tuple(rows), tuple(load_clocks))
+        given = (path, summary, gpu_name(request.device), MADE_UP, tuple(rows), tuple(load_clocks))
         return BenchReport(*given, session.memory(), tuple(notes))
 
 
@@ -216,50 +214,25 @@ def _tuned(session: Session) -> tuple[int, ...]:
     return tuple(sorted(sizes)) or (size if isinstance(size, int) and size > 0 else 1,)
 
 
-def inputs_for(session: Session, request: Any) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
-    """Return batch size → arrays, and where they came from, for a request that names batch sizes and samples."""
-    sizes, images, preprocess = tuple(request.batch) or _tuned(session), request.images, request.preprocess
+def inputs_by_size(session: Session, batch: Sequence[int]) -> dict[int, dict[str, NDArray[Any]]]:
+    """Return made-up inputs for each of these batch sizes; by default for those that the profiles are tuned for."""
+    sizes = tuple(batch) or _tuned(session)
     whole_input = next((info for info in session.inputs if info.shape and info.batch_axis is None), None)
     if whole_input is not None and sizes != (1,):
         raise UsageError(
             f"`batch={list(sizes)}`: input {whole_input.name!r} {whole_input.dims} has no batch; 1 is all it takes"
         )
-    if request.data is None and images is None:
-        arrays = {size: synthetic_inputs(_shaped(session, size), {}) for size in sizes}
-        return arrays, "synthetic: good for speed only (give `data=` or `images=` for real ones)"
-    if images is not None:
-        preparation = session.preprocess if preprocess is None else session.preparing(preprocess)
-        preprocess = preparation and preparation.at_opt(session.inputs, session.profiles)
-    batches = open_data(
-        session.inputs, images=images, data=request.data, preprocess=preprocess, limit=max(sizes), batch=min(sizes)
-    )
-    samples = joined(batches)
-    count = samples_in(samples)
-    arrays = {size: laid_out(filled(samples, size), session.inputs) for size in sizes}
-    repetition = f", repeated to fill batches of up to {max(sizes)}" if count < max(sizes) else ""
-    return arrays, f"{count} real samples from {request.data if images is None else images}{repetition}"
+    return {size: synthetic_inputs(tuned_infos(session.inputs, _holding(session, size), size), {}) for size in sizes}
 
 
-def _shaped(session: Session, size: int) -> list[TensorInfo]:
-    """Return the inputs with every dimension known: `size` samples, the rest as the profile for that is tuned."""
-    axes = {info.name: info.batch_axis for info in session.inputs}
-
-    def holds(profile: Profile) -> bool:
-        given = [(axis, profile[name]) for name, axis in axes.items() if axis is not None and profile[name].min]
-        return all(each.min[axis] <= size <= each.max[axis] for axis, each in given)
-
-    profile = next(filter(holds, session.profiles), next(iter(session.profiles), {}))
-    infos = []
-    for info in session.inputs:
-        shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
-        if (axis := axes[info.name]) is not None and shape:
-            if isinstance(fixed := info.shape[axis], int) and 0 < fixed != size:
-                raise UsageError(
-                    f"`batch=[{size}]`: input {info.name!r} has a fixed batch of {fixed}; build with `shapes=`"
-                )
-            shape = (*shape[:axis], size, *shape[axis + 1 :])
-        infos.append(replace(info, shape=shape))
-    return infos
+def _holding(session: Session, size: int) -> Profile:
+    """Return the first profile that takes so many samples, else the first one."""
+    axes = {info.name: info.batch_axis for info in session.inputs if info.batch_axis is not None}
+    for profile in session.profiles:
+        ranges = [(axis, profile[name]) for name, axis in axes.items() if profile[name].min]
+        if all(each.min[axis] <= size <= each.max[axis] for axis, each in ranges):
+            return profile
+    return next(iter(session.profiles), {})
 
 
 def _source_model(manifest: Manifest | None, model: str | os.PathLike[str] | None, notes: list[str]) -> Path:
@@ -317,9 +290,8 @@ def _measure(
         note = f"{baseline.note}; results {distance:.2g} of the largest away from the engine's"
         rate = size * len(times[name]) / sum(times[name]) * 1e3
         spread = Spread.of(times[name])
-        rows.append(
-            BenchRow(name, size, baseline.gpu(iterations), None, spread, len(times[name]), rate, 1, distance, note)
-        )
+        gpu = baseline.gpu(iterations) if isinstance(baseline, Torch) else None  # ONNX Runtime can't be asked
+        rows.append(BenchRow(name, size, gpu, None, spread, len(times[name]), rate, 1, distance, note))
     return rows
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
-from trtopt.core.values import MIN_AGREEMENT, read_share
-from trtopt.evaluation.outputs import NEAR_ZERO, decibels, digits_below, measure, share
-from trtopt.graph.output_kinds import Kind
+from trtopt.core.values import MIN_AGREEMENT, Kind, read_share
+from trtopt.evaluation.measures import NEAR_ZERO, decibels, digits_below, measure, share
 
 MIN_SNR = 20.0
 """dB, an error of a tenth of the signal; for outputs that agreement doesn't judge."""

@@ -6,13 +6,10 @@ It takes {output: array of all samples}, the labels if it has a second argument,
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import operator
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,7 @@ from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.files import existing_file, whole
 from trtopt.core.library_output import importing
 from trtopt.data.rebatch import Arrays
-from trtopt.frontend.factories import module_of_file
+from trtopt.frontend.factories import named, own_imports
 
 REFERENCE = "reference"  # an argument of the function
 Metric = Callable[..., float]
@@ -43,25 +40,14 @@ def metric_of(given: Any, labels: Sequence[int] | None) -> Metric:
 
 def _imported(text: str) -> Metric:
     """Import a function; the current folder's modules count, too."""
-    module, _, name = text.rpartition(":")
-    with importing:
-        path = list(sys.path)
-        try:
-            sys.path.append(str(Path.cwd()))
-            is_file = module.endswith(".py")
-            function: Any = module_of_file(Path(module)) if is_file else importlib.import_module(module)
-            for part in name.split("."):
-                function = getattr(function, part)
-        except TrtoptError:
-            raise
-        except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
-            why = f"{type(error).__name__}: {error}; write module:function, of a module that is installed or in the current "
-            why += "folder, or path/to/FILE.py:function"
-            if isinstance(error, SystemExit):
-                why = f"{module} ends the program while it is imported: put what a script does under if __name__ == '__main__':"
-            raise UsageError(f"`metric='{text}'` can't be imported: {why}") from error
-        finally:
-            sys.path[:] = path
+    try:
+        with importing, own_imports():
+            function = named(text)
+    except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
+        why = str(error) if isinstance(error, TrtoptError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            why = "it ends the program while it is imported: put what a script does under if __name__ == '__main__':"
+        raise UsageError(f"`metric='{text}'` can't be imported: {why}") from error
     if not callable(function):
         raise UsageError(f"`metric='{text}'` isn't a function; write module:function")
     return function  # type: ignore[no-any-return]

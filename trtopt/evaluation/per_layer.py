@@ -28,7 +28,7 @@ from trtopt.core.documents import Described
 from trtopt.core.errors import DataError, UsageError
 from trtopt.data.difference import in_db
 from trtopt.data.rebatch import Arrays, alone, chunks, laid_out
-from trtopt.evaluation.outputs import decibels
+from trtopt.evaluation.measures import decibels
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.embed import embedded_in

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from trtopt.data.rebatch import Arrays
-    from trtopt.evaluation.verify import Runner
+    from trtopt.evaluation.agreement import Runner
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,6 @@ class BenchRequest:
     streams: int = option(1, help="Threads calling at once, for the throughput.", least=1)
     iterations: int = option(200, help="Calls of each kind.", least=1)
     warmup: int = option(20, help="Calls before, not counted.", least=0)
-    data: Any = shared.data()
-    images: Any = shared.images()
-    preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
     model: str | os.PathLike[str] | None = option(
         None,
         help="For ONNX Runtime; default: the engine's source.",

@@ -18,6 +18,7 @@ from trtopt.runtime.session import Session
 from trtopt.runtime.timing import LayerTimes, in_turns
 from trtopt.trt.layers import REGION
 
+MADE_UP = "made-up inputs, good for speed only"
 _ROUNDS = 7
 _ROUND_MS = 150.0  # of one engine's GPU time in each round
 
@@ -65,16 +66,25 @@ def time_in_turns(
     return {name: tuple(each) for name, each in times.items()}, " and ".join(sorted(origins))
 
 
+def tuned_infos(inputs: Sequence[TensorInfo], profile: Profile, size: int | None = None) -> list[TensorInfo]:
+    """Return the inputs in the shapes that a profile is tuned for; of `size` samples, where that is given."""
+    infos = []
+    for info in inputs:
+        sizes: Sequence[int | str] = profile[info.name].opt if info.name in profile else info.shape
+        shape = [item if isinstance(item, int) and item >= 0 else 1 for item in sizes]
+        if size is not None and shape and info.batch_axis is not None:
+            shape[info.batch_axis] = size
+        infos.append(replace(info, shape=tuple(shape)))
+    return infos
+
+
 def at_opt(
     inputs: Sequence[TensorInfo], profile: Profile, samples: Iterable[Arrays]
 ) -> tuple[dict[str, NDArray[Any]], str]:
     """Return one batch in the shapes that a profile is tuned for, of samples repeated as often as it takes."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for info in inputs:
-        sizes = profile[info.name].opt if info.name in profile else info.shape
-        shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in sizes)
-    if shapes and all(shapes.values()):
-        empty = {name: np.broadcast_to(0, shape) for name, shape in shapes.items()}
+    infos = tuned_infos(inputs, profile)
+    if infos and all(info.shape for info in infos):
+        empty = {info.name: np.broadcast_to(0, info.sizes) for info in infos}
         batch_shapes = {name: array.shape for name, array in samples_first(empty, inputs).items()}
         fitting_samples = (
             item for item in samples if all(item[name].shape[1:] == size[1:] for name, size in batch_shapes.items())
@@ -83,8 +93,7 @@ def at_opt(
         if batch is not None:
             whole = {name: filled({name: batch[name]}, size[0])[name] for name, size in batch_shapes.items()}
             return laid_out(whole, inputs), "real samples"
-    infos = [replace(info, shape=shapes[info.name]) for info in inputs]
-    return synthetic_inputs(infos, {}), "made-up inputs, good for speed only"
+    return synthetic_inputs(infos, {}), MADE_UP
 
 
 def layer_shares(

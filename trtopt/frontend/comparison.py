@@ -15,7 +15,7 @@ from trtopt.core.words import first_of
 from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays
 from trtopt.frontend.failures import types_hint
-from trtopt.frontend.samples import Subject, made_up
+from trtopt.frontend.samples import Subject
 from trtopt.graph.io import Model, save_model
 from trtopt.ort.sessions import OnnxSession
 
@@ -36,12 +36,11 @@ class ExportComparison:
 
 
 def compared(
-    subject: Subject, model: Model, tolerance: float, sampled: str, detail: Callable[[str], None]
+    subject: Subject, model: Model, tolerance: float, detail: Callable[[str], None]
 ) -> tuple[list[ExportComparison], list[str]]:
     """Return the comparisons, at two batch sizes and at other sizes of what is open, and what the user should know of them.
 
     Args:
-        sampled: what the samples are, as `ExportResult.sample` says it.
         detail: is told each batch's difference.
 
     Raises:
@@ -71,11 +70,12 @@ def compared(
             comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
             detail(f"batch {size}: {gap}")
             if not gap.within(tolerance):
-                _refuse(subject, size, expected, f"{gap}; allowed: relative {tolerance:g}", sampled)
+                _refuse(subject, size, expected, f"{gap}; allowed: relative {tolerance:g}")
             if undefined := [name for name, array in expected.items() if np.isnan(array).any()]:
-                real = "; give real ones by `sample=`" if made_up(sampled) else ""
+                real = "; give real ones by `sample=`" if subject.made_up else ""
                 notes.append(
-                    f"PyTorch itself gives NaN in {first_of(undefined)} on {sampled}, so that the comparison says little{real}"
+                    f"PyTorch itself gives NaN in {first_of(undefined)} on {subject.sampled}, so that the comparison says "
+                    f"little{real}"
                 )
             elif not gap.scale:
                 notes.append("every output is zero, so that the comparison says little")
@@ -134,7 +134,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
-def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: str) -> NoReturn:
+def _refuse(subject: Subject, size: int, expected: Arrays, gap: str) -> NoReturn:
     """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
     again = dict(zip(expected, subject(subject.batch(size))))
     changed = [name for name, value in again.items() if not np.array_equal(value.cpu().numpy(), expected[name], True)]
@@ -149,10 +149,11 @@ def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: st
     hint = (
         f"Made up of both 0 and 1 ({masks}), a mask may leave nothing, of which PyTorch and ONNX make different things: give "
         "real ones by `sample=`"
-        if masks and made_up(sampled)
+        if masks and subject.made_up
         else "If the model computes in lower precision than FP32, give a larger `tolerance=`; if it chooses among nearly equal "
         "values (TopK), as untrained weights make them, give trained ones by `weights=`, or real inputs by `sample=`"
     )
     raise ExportMismatch(
-        f"{subject.text}: PyTorch and ONNX Runtime disagree on {sampled} at batch {size}: {gap}. Nothing was written. {hint}"
+        f"{subject.text}: PyTorch and ONNX Runtime disagree on {subject.sampled} at batch {size}: {gap}. Nothing was written. "
+        f"{hint}"
     )

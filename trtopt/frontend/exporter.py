@@ -23,13 +23,13 @@ from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
-from trtopt.frontend.failures import at, input_hint, operators_of, types_hint, why
+from trtopt.frontend.failures import at, input_hint, types_hint, why
 from trtopt.frontend.forward import INNER, called, leaves, output_names as named_outputs
 from trtopt.frontend.inputs import stated_inputs
-from trtopt.frontend.modules import opened
+from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import ExportRequest
 from trtopt.frontend.rewrites import as_qdq, in_plain_arithmetic
-from trtopt.frontend.samples import Subject, made_up, on_images, samples_for
+from trtopt.frontend.samples import Subject, on_images, samples_for
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
@@ -74,9 +74,7 @@ class ExportResult(Plain):
 
 @taking(ExportRequest)
 def export(request: ExportRequest) -> ExportResult:
-    """Export a PyTorch model and check that ONNX Runtime computes the same.
-
-    Nothing is downloaded. The module is exported in eval mode; its own mode is restored.
+    """Export a PyTorch model and check that ONNX Runtime computes the same; nothing is downloaded.
 
     Args:
         source: "torchvision:NAME", "package.module:FACTORY" or "FILE.py:FACTORY" (a class or function that gives the module;
@@ -93,64 +91,35 @@ def export(request: ExportRequest) -> ExportResult:
         verify: False skips the comparison (the result says so).
 
     Raises:
-        UsageError: a source, name, shape or option that can't be right.
-        MissingDependency: torch, onnxscript or another package isn't there.
+        UsageError, MissingDependency: a source, name, shape or option that can't be right; a package that isn't there.
         ModelError: the exporter fails (with the essential cause), or the opset can't express the model.
-        ExportMismatch: PyTorch and ONNX Runtime disagree; nothing is written.
-        OutputError: the file can't be written.
+        ExportMismatch, OutputError: PyTorch and ONNX Runtime disagree, or the file can't be written; nothing is.
     """
-    preprocess, reporter = request.preprocess, request.reporter
-    engines = (".engine", ".plan", ".trt")
-    check_ending(request.output, engines, "an ONNX model", "an engine", ".onnx", "; trtopt build makes the engine")
-    target = _opset(request.opset)
-    if not request.tolerance >= 0:
-        raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
-    if request.output_names is not None and not (request.output_names and all(request.output_names)):
-        raise UsageError(f"`output_names=` is {list(request.output_names)}: give names, or leave it out")
+    _refuse(request)
+    reporter = request.reporter
     with contextlib.ExitStack() as stack:
         # In front of torch: a source that can't be right is refused before it is asked for.
         with reporter.phase("load the PyTorch model"):
             source = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
-        require("onnxscript", "torch", "export")
-        if request.opset is None and source.opset:
-            target = _opset(source.opset, "the recipe's opset")
-        infos, keywords = stated_inputs(source, request.inputs)
-        if preprocess is not None and not on_images(request.sample):
-            what = "`sample=` gives none" if request.sample is None else "arrays in `sample=` are used as they are"
-            raise UsageError(f"`preprocess=` is for images, and {what}: drop it")
-        if isinstance(preprocess, Mapping):
-            preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
-        arrays, sampled = samples_for(infos, request.sample, preprocess or source.preprocess, source.ranges)
-        notes: list[str] = []
-
-        def noted(*texts: str) -> None:
-            for text in texts:
-                notes.append(text)
-                reporter.warn(text)
-
-        noted(*source.notes)
+        target = request.opset or _opset(source.opset, "the recipe's opset")
+        subject = _subject(torch, source, request)
         stack.enter_context(_evaluating(torch, source.module))
-        subject = Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays)
         with reporter.phase("run the PyTorch model"):
-            values = _first_run(subject, source.module, sampled)
-        tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
-        for name, value in values:
-            if not isinstance(value, torch.Tensor):
-                noted(f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out")
-        wished = source.outputs if request.output_names is None else request.output_names
-        names = named_outputs(tensors, wished, [info.name for info in infos], source.text)
+            names, left_out = _run(subject, source, request.output_names)
         with reporter.phase("export to ONNX"):
-            model = _export(subject, names, target)
-        comparisons: list[ExportComparison] = []
+            model = _exported(subject, names, target)
+        comparisons, said = list[ExportComparison](), list[str]()
         if request.verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
-                comparisons, said = compared(subject, model, request.tolerance, sampled, phase.detail)
-            noted(*said)
-        else:
-            notes.append("not compared with PyTorch, as asked")
+                comparisons, said = compared(subject, model, request.tolerance, phase.detail)
         save_model(model.proto, request.output)
-    if request.verify and made_up(sampled):
+    notes = [*source.notes, *left_out, *said]
+    for text in notes:
+        reporter.warn(text)
+    if not request.verify:
+        notes.append("not compared with PyTorch, as asked")
+    elif subject.made_up:
         notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
     return ExportResult(
         path=Path(request.output),
@@ -160,51 +129,118 @@ def export(request: ExportRequest) -> ExportResult:
         inputs=model.inputs,
         outputs=model.outputs,
         verified=request.verify,
-        sample=sampled if request.verify else "none",
+        sample=subject.sampled if request.verify else "none",
         comparisons=tuple(comparisons),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _opset(opset: int | None, what: str = "`opset=`") -> int:
+def _refuse(request: ExportRequest) -> None:
+    """Raise UsageError for what can't be right, whatever the model."""
+    engines = (".engine", ".plan", ".trt")
+    check_ending(request.output, engines, "an ONNX model", "an engine", ".onnx", "; trtopt build makes the engine")
+    _opset(request.opset, "`opset=`")
+    if not request.tolerance >= 0:
+        raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
+    if request.output_names is not None and not (request.output_names and all(request.output_names)):
+        raise UsageError(f"`output_names=` is {list(request.output_names)}: give names, or leave it out")
+
+
+def _opset(opset: int | None, what: str) -> int:
     if opset is not None and not 16 <= opset <= 23:
         raise UsageError(f"{what} is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
     return opset or DEFAULT_OPSET
 
 
-def _first_run(subject: Subject, user: Any, sampled: str) -> list[tuple[str, Any]]:
-    """Return the result of the user's forward, by name; its faults show here, before the exporter hides them."""
+# In PyTorch --------------------------------------------------------------------------------------------------------------
+
+
+def _subject(torch: Any, source: Source, request: ExportRequest) -> Subject:
+    """Return the module as a function of its inputs in order, with samples for them."""
+    require("onnxscript", "torch", "export")
+    infos, keywords = stated_inputs(source, request.inputs)
+    preprocess = request.preprocess
+    if preprocess is not None and not on_images(request.sample):
+        what = "`sample=` gives none" if request.sample is None else "arrays in `sample=` are used as they are"
+        raise UsageError(f"`preprocess=` is for images, and {what}: drop it")
+    if isinstance(preprocess, Mapping):
+        preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
+    arrays, sampled = samples_for(infos, request.sample, preprocess or source.preprocess, source.ranges)
+    return Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays, sampled)
+
+
+def _run(subject: Subject, source: Source, wished: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Run the user's forward, whose faults show here, before the exporter hides them; return its outputs' names, and notes."""
     batch = subject.batch(subject.batch_sizes[-1])
     results: list[Any] = []
-    hook = user.register_forward_hook(lambda _, __, result: results.append(result))
+    hook = source.module.register_forward_hook(lambda _, __, result: results.append(result))
     try:
         subject(batch)
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{info.name} {info.dtype} {list(batch[info.name].shape)}" for info in subject.infos)
         raise ModelError(
             f"{subject.text}: forward fails on {given}, {at(error)}{type(error).__name__}: {essence(error)}"
-            f"{input_hint(error, subject, sampled)}"
+            f"{input_hint(error, subject)}"
         ) from error
     finally:
         hook.remove()
     values = list(leaves(results[-1]))
-    if not any(isinstance(value, subject.torch.Tensor) for _, value in values):
+    tensors = [name for name, value in values if isinstance(value, subject.torch.Tensor)]
+    if not tensors:
         raise ModelError(f"{subject.text}: forward returns {type(results[-1]).__name__}, which holds no tensor")
-    return values
+    notes = [
+        f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out"
+        for name, value in values
+        if not isinstance(value, subject.torch.Tensor)
+    ]
+    inputs = [info.name for info in subject.infos]
+    return named_outputs(tensors, source.outputs if wished is None else wished, inputs, subject.text), notes
 
 
-def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
-    torch, infos, first = subject.torch, subject.infos, subject.first
+# In ONNX -----------------------------------------------------------------------------------------------------------------
+
+
+def _exported(subject: Subject, names: Sequence[str], target: int) -> Model:
+    """Export a module to an opset, its inputs and outputs named and open as they were asked for."""
+    proto = _traced(subject, names, max(target, NATIVE_OPSET))
+    try:
+        model = load_model(proto)
+    except ModelError as error:
+        if newer := re.search(r"No Op registered for (\w+) with domain_version", str(error)):
+            raise ModelError(
+                f"{subject.text} uses {newer[1]}, which ONNX has from a newer opset on than {target}: {_NEWER.format(20)}; "
+                "`trtopt check` then says whether TensorRT has it"
+            ) from error
+        raise ModelError(f"{subject.text} can't be exported: {error}{types_hint(subject, str(error))}") from error
+    asked, made = ([info.name for info in infos] for infos in (subject.infos, model.inputs))
+    if made != asked:
+        raise ModelError(f"the exported model has the inputs {made}; wanted {asked}: an argument is unused")
+    for info, held in zip(subject.infos, model.inputs):
+        fixed = [name for name, size in zip(info.shape, held.shape) if isinstance(name, str) and isinstance(size, int)]
+        if fixed:
+            raise ModelError(
+                f"the model fixes the dimension(s) {', '.join(fixed)} of {info.name} (exported as {list(held.shape)}); "
+                "export with sizes in their place"
+            )
+    if model.opset <= target:
+        return model
+    try:
+        return load_model(at_opset(model.proto, target, _NEWER.format(model.opset)))
+    except ModelError:
+        return load_model(_lowered(fold(model.proto)[0], target))  # folding turns computed axes into constants
+
+
+def _traced(subject: Subject, names: Sequence[str], opset: int) -> ModelProto:
+    """Return what torch's exporter writes of a module."""
+    torch, infos = subject.torch, subject.infos
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
-    size = first if isinstance(first, int) else max(2, subject.samples)
+    size = subject.first if isinstance(subject.first, int) else max(2, subject.samples)
     shapes = tuple(
         {axis: name for axis, name in enumerate(info.shape) if isinstance(name, str)} or None for info in infos
     )
     # Names that nothing else has: torch's exporter doesn't see that a wished one is another value's.
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
-
-    dynamic = (shapes,) if any(shapes) else None
     try:
         with (
             as_qdq(torch, subject.module, subject.text),
@@ -219,45 +255,20 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
                 subject.tensors(subject.batch(size)),
                 input_names=list(asked),
                 output_names=list(given),
-                dynamic_shapes=dynamic,
-                opset_version=max(target, NATIVE_OPSET),
+                dynamic_shapes=(shapes,) if any(shapes) else None,
+                opset_version=opset,
                 dynamo=True,
                 verbose=False,
             )
             rename_values(program.model, {**asked, **given}, f"{INNER}.")
-            proto = program.model_proto
+            proto: ModelProto = program.model_proto
     except ModelError:
         raise
     except Exception as error:
-        reason = why(error, infos, subject.sizes, operators_of(subject))
-        raise ModelError(f"{subject.text} can't be exported{reason} (torch: {essence(error, 1)})") from error
-    try:
-        model = load_model(proto)
-    except ModelError as error:
-        if newer := re.search(r"No Op registered for (\w+) with domain_version", str(error)):
-            raise ModelError(
-                f"{subject.text} uses {newer[1]}, which ONNX has from a newer opset on than {target}: {_NEWER.format(20)}; "
-                "`trtopt check` then says whether TensorRT has it"
-            ) from error
-        raise ModelError(f"{subject.text} can't be exported: {error}{types_hint(subject, str(error))}") from error
-    exported = [info.name for info in model.inputs]
-    if exported != [info.name for info in infos]:
         raise ModelError(
-            f"the exported model has the inputs {exported}; wanted {[i.name for i in infos]}: an argument is unused"
-        )
-    for info, made in zip(infos, model.inputs):
-        fixed = [name for name, size in zip(info.shape, made.shape) if isinstance(name, str) and isinstance(size, int)]
-        if fixed:
-            raise ModelError(
-                f"the model fixes the dimension(s) {', '.join(fixed)} of {info.name} (exported as {list(made.shape)}); "
-                "export with sizes in their place"
-            )
-    if model.opset > target:
-        try:
-            model = load_model(at_opset(model.proto, target, _NEWER.format(model.opset)))
-        except ModelError:
-            model = load_model(_lowered(fold(model.proto)[0], target))  # folding turns computed axes into constants
-    return model
+            f"{subject.text} can't be exported{why(error, subject)} (torch: {essence(error, 1)})"
+        ) from error
+    return proto
 
 
 def _lowered(proto: ModelProto, target: int) -> ModelProto:

@@ -80,16 +80,9 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
         UsageError, MissingDependency: it isn't there, or can't be called so.
         ModelError: the user's code failed.
     """
-    module_name, _, attribute = text.rpartition(":")
     torch = require("torch", "torch", "export")
-    if not module_name or not attribute:
-        raise UsageError(f"{text}: write package.module:FACTORY or FILE.py:FACTORY")
     with making(torch, text, lambda error: _told(text, error)):
-        with quiet():
-            module = (
-                module_of_file(Path(folder or "", module_name)) if module_name.endswith(".py") else _module(module_name)
-            )
-        model = _attribute(module, attribute, text)
+        model = named(text, folder)
         if not isinstance(model, torch.nn.Module):
             call = _callable(model, text, arguments, options)
             with quiet():
@@ -102,6 +95,21 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
             "gives the model alone"
         )
     return model
+
+
+def named(text: str, folder: Path | None = None) -> Any:
+    """Return what "package.module:NAME" or "FILE.py:NAME" names, FILE.py in a folder; use it inside `own_imports`.
+
+    Raises:
+        UsageError: there is no such module, file or name. A module of the user's own may raise anything.
+    """
+    module_name, _, attribute = text.rpartition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"{text}: write package.module:NAME or FILE.py:NAME")
+    is_file = module_name.endswith(".py")
+    with quiet():
+        module = _module_of_file(Path(folder or "", module_name)) if is_file else _module(module_name)
+    return _attribute(module, attribute, text)
 
 
 @contextlib.contextmanager
@@ -123,7 +131,7 @@ def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) 
             ) from error
 
 
-def module_of_file(path: Path) -> ModuleType:
+def _module_of_file(path: Path) -> ModuleType:
     """The user's own file, whatever installed module has its name; its folder comes first on sys.path, for its siblings."""
     path = existing_file(path, "the file").resolve()
     sys.path.insert(0, str(path.parent))
@@ -153,12 +161,10 @@ def _module(name: str) -> ModuleType:
         hint = f"; write {name}.py" if Path(f"{name}.py").is_file() else ""  # a path without its ending
         raise UsageError(
             f"the module {error.name} isn't installed, and the current folder has no {error.name.split('.')[0]}.py{hint}. For "
-            "a file elsewhere: path/to/FILE.py:FACTORY; a package is installed with pip"
+            "a file elsewhere: path/to/FILE.py:NAME; a package is installed with pip"
         ) from error
     except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"{name!r} is no module's name; write package.module:FACTORY or path/to/FILE.py:FACTORY"
-        ) from error
+        raise UsageError(f"{name!r} is no module's name; write package.module:NAME or path/to/FILE.py:NAME") from error
 
 
 def _attribute(module: ModuleType, attribute: str, text: str) -> Any:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trtopt.core.foreign import chain, place
-from trtopt.core.values import TensorInfo
-from trtopt.frontend.samples import Subject, made_up
+from trtopt.frontend.samples import Subject
 
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\[(\d+)\]\.shape\[(\d+)\]")
 # What is wrong with a module, by a part of the name of an operator that it runs, else by what its error says; {at}: where.
@@ -36,12 +34,9 @@ _SIGNS = {
 }
 
 
-def why(error: BaseException, infos: Sequence[TensorInfo], sizes: Mapping[str, int], operators: Sequence[str]) -> str:
-    """Return the class of the failure in our words: what, where in the user's code, what to do.
-
-    Args:
-        sizes: of the inputs' named dimensions.
-    """
+def why(error: BaseException, subject: Subject) -> str:
+    """Return the class of the failure in our words: what, where in the user's code, what to do."""
+    infos, sizes, operators = subject.infos, subject.sizes, operators_of(subject)
     told = "".join(str(item) for item in chain(error))
     fixed = [
         f"{infos[int(which)].shape[int(axis)]} of {infos[int(which)].name} is always {size}"
@@ -78,12 +73,8 @@ def at(error: BaseException) -> str:
     return f"at {where}: " if where else ""
 
 
-def input_hint(error: BaseException, subject: Subject, sampled: str) -> str:
-    """Return what to do where forward itself fails.
-
-    Args:
-        sampled: what it ran on, as `ExportResult.sample` says it.
-    """
+def input_hint(error: BaseException, subject: Subject) -> str:
+    """Return what to do where forward itself fails."""
     told = str(error)
     if "data type 'str'" in told or "'Tensor' object has no attribute" in told:
         return (
@@ -93,7 +84,9 @@ def input_hint(error: BaseException, subject: Subject, sampled: str) -> str:
     if re.search(r"scalar type|dtype|indices|Half|Double|Long|BFloat16", told):
         typed = "`inputs='NAME:batchx16:int64'` (or :float16)"
         return f". Where a tensor of another type is needed, say so: {typed}{types_hint(subject)}"
-    values = "which were made up? `sample=` gives real ones" if made_up(sampled) else f"which were given ({sampled})?"
+    values = (
+        "which were made up? `sample=` gives real ones" if subject.made_up else f"which were given ({subject.sampled})?"
+    )
     return f". Are the shapes and types of `inputs=` right, and the values, {values}"
 
 

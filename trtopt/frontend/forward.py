@@ -15,14 +15,8 @@ INNER = "trtopt"  # what the exported model calls the user's module: its weights
 
 
 class Arguments:
-    """forward's arguments as its signature has them.
-
-    Attributes:
-        ordered: those that can be given by position.
-        named: all that can be given by name.
-        needed: those without a default.
-        free: it takes any number by position (*args), so that names say nothing.
-    """
+    """forward's arguments as its signature has them: `ordered` by position, all `names`, those `required`; `free`: it takes any
+    number by position (*args), so that names say nothing."""
 
     def __init__(self, module: Any) -> None:
         try:

@@ -72,6 +72,36 @@ def init(request: InitRequest) -> InitResult:
         MissingDependency, ModelError, InvalidModel, OutputError: as `export` and `check`.
     """
     text = os.fspath(request.source)
+    output = _output(request, text)
+    samples = {name: Path(value) for name in ("images", "data") if (value := getattr(request, name)) is not None}
+    if lacking := next((name for name, path in samples.items() if not path.exists()), None):
+        raise UsageError(f"`{lacking}='{samples[lacking]}'` doesn't exist")
+    with request.reporter.phase("look at the model"):
+        inputs, known, notes = _of_onnx(text) if text.endswith(".onnx") else _of_module(request)
+    recipe = _sources(text, output, samples)
+    if request.factory_arg:
+        recipe["options"] = dict(request.factory_arg)
+    image = len(inputs) == 1 and len(inputs[0].shape) == 4 and inputs[0].dtype != "uint8"
+    if known is not None or (image and "data" not in samples and _SCALED not in notes):
+        recipe["preprocess"] = UNKNOWN if known is None else known
+    tables = {"": {"description": text, **recipe, "precision": "int8", "min_agreement": MIN_AGREEMENT}}
+    for info in inputs:
+        keys = {"shape": list(info.shape), "dtype": info.dtype, "range": UNKNOWN}
+        if UNKNOWN in info.shape or batch_alone(inputs) or not info.open_axes:
+            del keys["range"]  # of an open batch alone a build has one itself
+        tables[f"inputs.{_toml(info.name)}"] = keys
+    content, unknown = _content(tables)
+    write_bytes(output, content.encode())
+    if not unknown:
+        load_recipe(output)
+    command = ["trtopt", "pipeline", str(output), "-o", f"{output.stem}-out"]
+    if not samples and _SCALED not in notes:
+        command += ["--images", "DIR"] if "preprocess" in recipe else ["--data", "F.npz"]
+    return InitResult(output, text, content, tuple(unknown), tuple(notes), (shlex.join(command),))
+
+
+def _output(request: InitRequest, text: str) -> Path:
+    """Refuse what can't be right before anything is looked at; return the recipe to write."""
     onnx = text.endswith(".onnx")
     if text in known_recipes() or text.endswith(".toml"):
         raise UsageError(f"{text} is a recipe already: trtopt pipeline {text} … runs it")
@@ -89,27 +119,20 @@ def init(request: InitRequest) -> InitResult:
     check_writable(output)
     if output.exists() and not request.force:
         raise UsageError(f"{output} exists already: give another `output=`, or `force=True` to write over it")
-    samples = {name: Path(value) for name in ("images", "data") if (value := getattr(request, name)) is not None}
-    if lacking := next((name for name, path in samples.items() if not path.exists()), None):
-        raise UsageError(f"`{lacking}='{samples[lacking]}'` doesn't exist")
-    with request.reporter.phase("look at the model"):
-        inputs, known, notes = _of_onnx(text) if onnx else _of_module(request)
-    module, _, factory = (text, "", "") if onnx else text.rpartition(":")
+    return output
+
+
+def _sources(text: str, output: Path, samples: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the keys that name files, by paths from the recipe's folder: the source, and what to calibrate on."""
+    module, _, factory = (text, "", "") if text.endswith(".onnx") else text.rpartition(":")
     module += ".py" * Path(f"{module}.py").is_file()  # so that `pipeline` sees when it changes
     files = {"source": Path(module), **samples} if module.endswith((".onnx", ".py")) else samples
     beside = {name: os.path.relpath(os.path.realpath(path), output.resolve().parent) for name, path in files.items()}
-    recipe: dict[str, Any] = {"description": text, "source": f"{beside.pop('source', module)}:{factory}".rstrip(":")}
-    if request.factory_arg:
-        recipe["options"] = dict(request.factory_arg)
-    image = len(inputs) == 1 and len(inputs[0].shape) == 4 and inputs[0].dtype != "uint8"
-    if known is not None or (image and "data" not in samples and _SCALED not in notes):
-        recipe["preprocess"] = UNKNOWN if known is None else known
-    tables = {"": {**recipe, **beside, "precision": "int8", "min_agreement": MIN_AGREEMENT}}
-    for info in inputs:
-        keys = {"shape": list(info.shape), "dtype": info.dtype, "range": UNKNOWN}
-        if UNKNOWN in info.shape or batch_alone(inputs) or not info.open_axes:
-            del keys["range"]  # of an open batch alone a build has one itself
-        tables[f"inputs.{_toml(info.name)}"] = keys
+    return {"source": f"{beside.pop('source', module)}:{factory}".rstrip(":"), **beside}
+
+
+def _content(tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """Return a recipe as text, with comments over what isn't known, and the keys that aren't."""
     lines, unknown = [f"# Every key: python -m pydoc trtopt.recipes.loader. {UNKNOWN}: fill it in."], list[str]()
     for title, table in tables.items():
         lines += ["", f"[{title}]"] if title else []
@@ -118,14 +141,7 @@ def init(request: InitRequest) -> InitResult:
                 unknown.append(f"{title}.{key}".lstrip(".").replace('"', ""))
                 lines += [f"# {_COMMENTS[key]}"] if key in _COMMENTS else []
             lines.append(f"{key} = {_toml(value)}")
-    content = "\n".join(lines) + "\n"
-    write_bytes(output, content.encode())
-    if not unknown:
-        load_recipe(output)
-    command = ["trtopt", "pipeline", str(output), "-o", f"{output.stem}-out"]
-    if not samples and _SCALED not in notes:
-        command += ["--images", "DIR"] if "preprocess" in recipe else ["--data", "F.npz"]
-    return InitResult(output, text, content, tuple(unknown), tuple(notes), (shlex.join(command),))
+    return "\n".join(lines) + "\n", unknown
 
 
 def _of_onnx(text: str) -> tuple[list[TensorInfo], Any, list[str]]:

@@ -14,12 +14,30 @@ _VERSION = 13  # of Q/DQ's operators in ONNX: with scales along an axis
 @contextlib.contextmanager
 def in_plain_arithmetic(torch: Any) -> Iterator[None]:
     """Replace functions that the exporter has no form for, or one that TensorRT lacks, while the context is entered."""
-    functional = torch.nn.functional
+    replaced = [
+        (torch.nn.functional, "scaled_dot_product_attention", _attention),
+        *(
+            (place, name, make)
+            for place in (torch, torch.Tensor)
+            for name, make in (("chunk", _chunk), ("split", _split))
+        ),
+        (torch, "rsub", _subtraction),
+        (torch.Tensor, "__rsub__", _subtraction),
+    ]
+    with contextlib.ExitStack() as stack:
+        for place, name, make in replaced:
+            original = getattr(place, name)
+            stack.callback(setattr, place, name, original)
+            setattr(place, name, make(torch, original))
+        yield
 
-    # Over windows (five axes) or without heads (three) as that of samples × heads, all that the exporter knows.
+
+def _attention(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention over windows (five axes) or without heads (three) as that of samples × heads, all that the exporter knows."""
+
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any) -> Any:
         if query.dim() == key.dim() == value.dim() == 4 or query.dim() < 3:
-            return originals[functional, "scaled_dot_product_attention"](query, key, value, attn_mask, *args, **options)
+            return original(query, key, value, attn_mask, *args, **options)
         heads = 1 if query.dim() == 3 else 2  # the axes, from the last but two on, that stay
         before = torch.broadcast_shapes(*(item.shape[: -1 - heads] for item in (query, key, value)))
 
@@ -29,57 +47,47 @@ def in_plain_arithmetic(torch: Any) -> Iterator[None]:
 
         if attn_mask is not None and attn_mask.dim() > 2:
             attn_mask = flat(attn_mask if attn_mask.dim() > heads + 1 else attn_mask.unsqueeze(0))
-        query, key, value = flat(query), flat(key), flat(value)
-        result = originals[functional, "scaled_dot_product_attention"](query, key, value, attn_mask, *args, **options)
+        result = original(flat(query), flat(key), flat(value), attn_mask, *args, **options)
         return (result.squeeze(1) if heads == 1 else result).unflatten(0, before)
 
-    def slices(input: Any, size: Any, count: int, dim: int) -> Any:
-        """Parts of an open axis (a batch doubled for guidance, two images in one), which the exporter makes a sequence."""
-        ends = [*(size * place for place in range(1, count)), input.shape[dim]]
-        return tuple(input.narrow(dim, size * place, end - size * place) for place, end in enumerate(ends))
+    return attention
 
-    def chunked(place: Any) -> Any:
-        def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
-            if isinstance(length := input.shape[dim], torch.SymInt):
-                return slices(input, (length + chunks - 1) // chunks, chunks, dim)
-            return originals[place, "chunk"](input, chunks, dim)
 
-        return chunk
+def _slices(values: Any, size: Any, count: int, dim: int) -> Any:
+    """Parts of an open axis (a batch doubled for guidance, two images in one), which the exporter makes a sequence."""
+    ends = [*(size * place for place in range(1, count)), values.shape[dim]]
+    return tuple(values.narrow(dim, size * place, end - size * place) for place, end in enumerate(ends))
 
-    def splitting(place: Any) -> Any:
-        def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
-            size, length = split_size_or_sections, tensor.shape[dim]
-            if isinstance(size, torch.SymInt) and isinstance(length, torch.SymInt):
-                return slices(tensor, size, -(-length.node.hint // size.node.hint), dim)
-            return originals[place, "split"](tensor, size, dim)
 
-        return split
+def _chunk(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
+        if isinstance(length := input.shape[dim], torch.SymInt):
+            return _slices(input, (length + chunks - 1) // chunks, chunks, dim)
+        return original(input, chunks, dim)
 
-    def subtracted(place: Any, name: str) -> Any:
-        def rsub(input: Any, other: Any, **options: Any) -> Any:
-            """`1.0 - mask` of an integer mask, whose type the exporter doesn't promote."""
-            if isinstance(other, float) and not (
-                input.is_floating_point() or input.is_complex() or input.dtype == torch.bool
-            ):
-                input = input.to(torch.get_default_dtype())
-            return originals[place, name](input, other, **options)
+    return chunk
 
-        return rsub
 
-    instead = {
-        **{(place, "chunk"): chunked(place) for place in (torch, torch.Tensor)},
-        **{(place, "split"): splitting(place) for place in (torch, torch.Tensor)},
-        **{(place, name): subtracted(place, name) for place, name in ((torch, "rsub"), (torch.Tensor, "__rsub__"))},
-        (functional, "scaled_dot_product_attention"): attention,
-    }
-    originals = {(place, name): getattr(place, name) for place, name in instead}
-    try:
-        for (place, name), function in instead.items():
-            setattr(place, name, function)
-        yield
-    finally:
-        for (place, name), function in originals.items():
-            setattr(place, name, function)
+def _split(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
+        size, length = split_size_or_sections, tensor.shape[dim]
+        if isinstance(size, torch.SymInt) and isinstance(length, torch.SymInt):
+            return _slices(tensor, size, -(-length.node.hint // size.node.hint), dim)
+        return original(tensor, size, dim)
+
+    return split
+
+
+def _subtraction(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`1.0 - mask` of an integer mask, whose type the exporter doesn't promote."""
+
+    def rsub(input: Any, other: Any, **options: Any) -> Any:
+        whole = not (input.is_floating_point() or input.is_complex() or input.dtype == torch.bool)
+        if isinstance(other, float) and whole:
+            input = input.to(torch.get_default_dtype())
+        return original(input, other, **options)
+
+    return rsub
 
 
 @contextlib.contextmanager

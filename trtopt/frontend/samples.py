@@ -24,6 +24,7 @@ from trtopt.graph.synthetic import synthetic_inputs
 Sample = str | os.PathLike[str] | Arrays | NDArray[Any]
 SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
 SAMPLES = 4
+MADE_UP = "synthetic (seed 0)"
 
 
 def samples_for(
@@ -32,7 +33,7 @@ def samples_for(
     """Inputs to trace and compare with, and what they are; made-up ones and images are of sizes within `ranges`."""
     sizes = sizes_for(infos, ranges)
     if sample is None:
-        return synthetic_inputs(infos, sizes), "synthetic (seed 0)"
+        return synthetic_inputs(infos, sizes), MADE_UP
     if isinstance(sample, (Mapping, np.ndarray)):
         arrays = sample if isinstance(sample, Mapping) else {infos[0].name: sample}
         if absent := [info.name for info in infos if info.name not in arrays]:
@@ -61,10 +62,6 @@ def on_images(sample: Sample | None) -> bool:
     return isinstance(sample, (str, os.PathLike)) and Path(sample).suffix not in (".npz", ".npy")
 
 
-def made_up(sampled: str) -> bool:
-    return sampled.startswith("synthetic")
-
-
 def sizes_for(infos: Sequence[TensorInfo], ranges: Profile) -> dict[str, int]:
     """Return the size of each dynamic dimension while exporting, but for the batch within its range, where a recipe has one.
 
@@ -83,13 +80,18 @@ def sizes_for(infos: Sequence[TensorInfo], ranges: Profile) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A module that takes the inputs in their order (`called`), and samples to run it on."""
+    """A module that takes the inputs in their order (`called`), and samples to run it on, which `sampled` says where from."""
 
     torch: Any
     text: str
     module: Any
     infos: tuple[TensorInfo, ...]
     arrays: Arrays
+    sampled: str
+
+    @property
+    def made_up(self) -> bool:
+        return self.sampled == MADE_UP
 
     @property
     def first(self) -> int | str:

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import Kind as Kind, TensorInfo, x
-from trtopt.graph.proto import Links, attribute, infer_shapes, node_label, node_reads, opset_version, tensor_info
+from trtopt.graph.proto import Links, attribute, infer_shapes, opset_version, tensor_info
 from trtopt.graph.work import shapes_at
 
 Given = Mapping[str, str] | Sequence[str]
@@ -131,16 +131,6 @@ _PARTS = 64  # nodes that boxes are looked for in
 _WIDTH = 64
 _WIDEST = 4096
 _OPEN = 256
-
-
-def by_shape(outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
-    """Output name → kind where there is no graph to look at: integers are tokens, or a ranking by their name, and samples ×
-    classes scores of classes."""
-    kinds = {}
-    for info in outputs:
-        scores = info.floating and len(info.shape) == 2 and info.shape[1] != 1
-        kinds[info.name] = _whole(info) if _integer(info) else Kind.CLASSES if scores else Kind.OTHER
-    return kinds
 
 
 def _whole(info: TensorInfo, ranks: bool = False) -> Kind:
@@ -378,31 +368,3 @@ class _Graph:
 
 def _embedding_width(width: int | str) -> bool:
     return isinstance(width, int) and 2 * _WIDTH <= width <= _WIDEST and width % _WIDTH == 0
-
-
-# Choices ---------------------------------------------------------------------------------------------------------------------
-
-_CHOSEN = {"ArgMax": 0, "ArgMin": 0, "TopK": 1, "NonMaxSuppression": 0}  # operator → its output that holds positions
-
-
-def index_outputs(proto: ModelProto) -> dict[str, str]:
-    """Map each output to the last node before it ("ArgMax NAME") that chooses among floating values, if there is one.
-
-    Of two nearly equal values a rounding may take the other.
-    The largest values themselves, as TopK gives them, hardly change when two of them change places: they follow none.
-    """
-    if _CHOSEN.keys().isdisjoint(node.op_type for node in proto.graph.node):
-        return {}
-    inferred = infer_shapes(proto).graph
-    values = (*inferred.input, *inferred.value_info, *inferred.output)
-    floating = {value.name for value in values if tensor_info(value).floating}
-    followed: dict[str, NodeProto] = {}
-    for node in proto.graph.node:  # in topological order
-        if node.op_type in ("Shape", "Size"):
-            continue
-        before = next((followed[name] for name in node_reads(node) if name in followed), None)
-        outputs = dict.fromkeys(node.output, before)
-        if node.op_type in _CHOSEN and node.input[0] in floating:
-            outputs[node.output[_CHOSEN[node.op_type]]] = node
-        followed.update({name: source for name, source in outputs.items() if source is not None})
-    return {value.name: node_label(followed[value.name]) for value in proto.graph.output if value.name in followed}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from trtopt.ort.sessions import OnnxSession
 TOLERANCE = 1e-3  # of an output's largest value: folding rounds differently, it doesn't compute something else
 COARSE = 0.05  # where tensors are rounded to eight bits or to a half type: the next code is another value
 TRIED_SIZES = (64, 224, 320, 48, 16, 8)  # of dynamic dimensions that aren't the batch, until the model runs
+_BOUNDED = ("Sigmoid", "Softmax")
 _INTEGERS = {getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
 
 
@@ -38,90 +39,67 @@ def compare(
     runs. Both run without optimizations, and in FP32 where they are of a half type, whose rounding any rewrite moves.
 
     Args:
-        profiles: sizes of dynamic dimensions to try; without any they are guessed.
-        samples: real inputs as `before` takes them.
+        profiles: sizes of dynamic dimensions to try; without any they are guessed. samples: real inputs of `before`.
         opened: `before` takes one sample, on the first axis of its inputs, and `after` any number: at the first of the sizes,
             `after` is given two at once, and `before` each of them.
 
     Raises:
-        ModelError: `before` couldn't be run, or isn't on made-up inputs (`_endless`); or it draws random numbers.
+        ModelError: `before` couldn't be run, or isn't fit for it (`_unfit`).
     """
     require("onnxruntime", "ort", "comparing the models")
-    if drawn(before):
-        raise ModelError("it draws random numbers")
+    if why := _unfit(before, made_up=not samples):
+        raise ModelError(why)
     coarse = has_half(before) or any(node.op_type in QDQ for node in all_nodes(before.graph))
-    tolerance = COARSE if coarse else TOLERANCE
     before, after = (fp32_typed(proto)[0] for proto in (before, after))
-    bounded = [name for node in after.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
-    if not samples and (why := _endless(before)):
-        raise ModelError(f"{why}, which made-up inputs may bring about")
-    trials = samples or sizes_to_try(inputs, profiles)
-    return gap(before, after, inputs, trials, tolerance, bounded, real=bool(samples), opened=opened)
-
-
-def _endless(proto: ModelProto) -> str:
-    """Return what may keep ONNX Runtime from coming back on values that the model isn't for, if anything."""
-    graph = infer_shapes(proto).graph
-    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
-    constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
-    divisors = {node.input[1] for node in graph.node if node.op_type in ("Div", "Mod")} - constants
-    if any(kinds.get(name) in _INTEGERS for name in divisors):
-        return "it divides integers, and by zero ONNX Runtime ends the process"
-    return "it holds a Loop, which may never end" if any(node.op_type == "Loop" for node in all_nodes(graph)) else ""
-
-
-def gap(
-    before: ModelProto,
-    after: ModelProto,
-    inputs: Sequence[TensorInfo],
-    trials: Sequence[Mapping[str, Any]],
-    tolerance: float,
-    bounded: Collection[str],
-    *,
-    real: bool = False,
-    opened: bool = False,
-) -> str:
-    """Compare on each of `trials`: sizes of dynamic dimensions, as `synthetic_inputs` takes them; or, `real`, inputs."""
+    bounded = frozenset(name for node in after.graph.node if node.op_type in _BOUNDED for name in node.output)
     first = OnnxSession(before, optimize=False)
     try:
         second = OnnxSession(after, optimize=False)
     except ModelError as error:
         return _refused(error)
-    batched = {info.name for info in inputs if 0 in info.open_axes}
-    needed, ran = 1 if opened else 2, 0
-    problem = ModelError("there is no size to try")
-    for trial in trials:
+    ran, problem = 0, ModelError("there is no size to try")
+    sizes = sizes_to_try(inputs, profiles)
+    for number in range(len(samples or sizes)):
         try:
-            samples = [trial if real else synthetic_inputs(inputs, trial)]
-            samples += [{name: np.flip(array).copy() for name, array in samples[0].items()}] if opened else []
-            expected = [first(sample) for sample in samples]
+            feeds = [samples[number] if samples else synthetic_inputs(inputs, sizes[number])]
+            feeds += [{name: np.flip(array).copy() for name, array in feeds[0].items()}] if opened else []
+            expected = [first(feed) for feed in feeds]
         except ModelError as error:
             problem = error
             if ran:
                 break
             continue
         try:
-            actual = second(
-                {
-                    name: np.concatenate([sample[name] for sample in samples]) if name in batched else array
-                    for name, array in samples[0].items()
-                }
-            )
+            actual = second(_at_once(feeds, inputs))
         except ModelError as error:
             return _refused(error)
         far = difference(_joined(expected, actual), actual)
-        if not far.within(tolerance, bounded=frozenset(bounded)):
-            shapes = first.declared.items()
-            if not real and not trial and any(_contradicts(expected[0][name], shape) for name, shape in shapes):
-                # Values of an input are sizes then, and made-up ones aren't those that the model is for.
-                problem = ModelError("made-up inputs give results of other shapes than the model declares")
-                continue
-            return str(far)
+        if not far.within(COARSE if coarse else TOLERANCE, bounded=bounded):
+            if samples or sizes[number] or not _contradicts(expected[0], first.declared):
+                return str(far)
+            # Values of an input are sizes then, and made-up ones aren't those that the model is for.
+            problem = ModelError("made-up inputs give results of other shapes than the model declares")
+            continue
         ran += 1
-        if ran == needed:
-            return ""
+        if opened or ran == 2:
+            break
     if not ran:
         raise problem
+    return ""
+
+
+def _unfit(proto: ModelProto, *, made_up: bool) -> str:
+    """Return why a model can't be compared, or what may keep ONNX Runtime from coming back on made-up inputs, if anything."""
+    if drawn(proto):
+        return "it draws random numbers"
+    graph = infer_shapes(proto).graph
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+    divisors = {node.input[1] for node in graph.node if node.op_type in ("Div", "Mod")} - constants
+    if made_up and any(kinds.get(name) in _INTEGERS for name in divisors):
+        return "it divides integers, and by zero, which made-up inputs may bring about, ONNX Runtime ends the process"
+    if made_up and any(node.op_type == "Loop" for node in all_nodes(graph)):
+        return "it holds a Loop, which made-up inputs may never end"
     return ""
 
 
@@ -144,6 +122,15 @@ def sizes_to_try(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> l
     return [sizes for number, sizes in enumerate(found) if sizes not in found[:number]]
 
 
+def _at_once(feeds: Sequence[Arrays], inputs: Sequence[TensorInfo]) -> Arrays:
+    """Put samples together, where inputs have them."""
+    batched = {info.name for info in inputs if 0 in info.open_axes}
+    return {
+        name: np.concatenate([feed[name] for feed in feeds]) if name in batched else array
+        for name, array in feeds[0].items()
+    }
+
+
 def _joined(samples: Sequence[Mapping[str, Any]], actual: Mapping[str, Any]) -> dict[str, Any]:
     """Outputs of samples, put together along the axis that is longer in the outputs of all at once."""
     joined = dict(samples[0])
@@ -155,12 +142,14 @@ def _joined(samples: Sequence[Mapping[str, Any]], actual: Mapping[str, Any]) -> 
     return joined
 
 
-def _contradicts(result: object, declared: Sequence[int | str | None]) -> bool:
+def _contradicts(results: Mapping[str, Any], declared: Mapping[str, Sequence[int | str | None]]) -> bool:
     """Return whether an array isn't of the shape that the model declares."""
-    shape = getattr(result, "shape", None)
-    if shape is None:
-        return False
-    return len(shape) != len(declared) or any(isinstance(b, int) and a != b for a, b in zip(shape, declared))
+    shapes = ((getattr(results[name], "shape", None), sizes) for name, sizes in declared.items())
+    return any(
+        len(shape) != len(sizes) or any(isinstance(b, int) and a != b for a, b in zip(shape, sizes))
+        for shape, sizes in shapes
+        if shape is not None
+    )
 
 
 def _refused(error: ModelError) -> str:

@@ -35,11 +35,7 @@ GPU = "CUDAExecutionProvider"
 
 
 def version(purpose: str) -> str:
-    """Return the version of the ONNX Runtime that is installed.
-
-    Raises:
-        MissingDependency: there is none; the message says what `purpose` needs it.
-    """
+    """Return the version of the ONNX Runtime that is installed; MissingDependency, by what `purpose` needs it, without one."""
     return str(require("onnxruntime", "ort", purpose).__version__)
 
 
@@ -88,49 +84,56 @@ def open_session(
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
     options.enable_mem_pattern = memory_pattern
-    providers: list[Any] = [CPU]
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(scratch())
-        if gpu and GPU in ort.get_available_providers():
-            providers.insert(0, (GPU, {"use_tf32": str(int(tf32))}))
-            stack.enter_context(quiet())  # without a GPU or its libraries it prints that, and goes on without
-            if hasattr(ort, "preload_dlls"):  # from 1.21 on: CUDA and cuDNN as packages, not found by itself
-                ort.preload_dlls()
-        path = folder / "model.onnx"
+        path = stack.enter_context(scratch()) / "model.onnx"
+        providers = _on_gpu(stack, ort, tf32) if gpu and GPU in ort.get_available_providers() else [CPU]
         while True:
-            if isinstance(model, ModelProto):
-                save_model(model, path, inline_limit=INLINE)
-            if outputs is not None:
-                light = ModelProto()
-                light.ParseFromString(whole(path, None))
-                refill(light.graph.output, [ValueInfoProto(name=name) for name in outputs])
-                write_bytes(path, light.SerializeToString())
+            file = _as_file(model, path, outputs)
             try:
-                source = os.fspath(path if isinstance(model, ModelProto) else model)
-                if unordered and any(node.op_type == "Conv" for node in light.graph.node):
-                    return _unordered(ort, path, options, providers)
-                return ort.InferenceSession(source, options, providers=providers)
+                if unordered and any(node.op_type == "Conv" for node in _parsed(file).graph.node):
+                    return _unordered(ort, file, options, providers)
+                return ort.InferenceSession(file, options, providers=providers)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
-                older = _older(model, str(error))
-                if older is None:
-                    twice = ": trtopt check MODEL --fix OUT.onnx gives each a name of its own" * (
-                        "same node name" in str(error)
-                    )
-                    raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}") from error
-                model = older
+                model = _older(model, error)
 
 
-def _unordered(ort: Any, path: Path, options: Any, providers: Sequence[Any]) -> Any:
+def _on_gpu(stack: contextlib.ExitStack, ort: Any, tf32: bool) -> list[Any]:
+    """Load CUDA and cuDNN for the session that is opened within `stack`, and return the providers to ask for."""
+    stack.enter_context(quiet())  # without a GPU or its libraries it prints that, and goes on without
+    if hasattr(ort, "preload_dlls"):  # from 1.21 on: CUDA and cuDNN as packages, not found by itself
+        ort.preload_dlls()
+    return [(GPU, {"use_tf32": str(int(tf32))}), CPU]
+
+
+def _as_file(model: ModelProto | str | os.PathLike[str], path: Path, outputs: Sequence[str] | None) -> str:
+    """Return the name of a model's file; of one in memory, `path`, where it is written with these outputs."""
+    if not isinstance(model, ModelProto):
+        return os.fspath(model)
+    save_model(model, path, inline_limit=INLINE)
+    if outputs is not None:
+        light = _parsed(path)
+        refill(light.graph.output, [ValueInfoProto(name=name) for name in outputs])
+        write_bytes(path, light.SerializeToString())
+    return os.fspath(path)
+
+
+def _parsed(path: str | Path) -> ModelProto:
+    """Read a model without the weights that lie in files of their own."""
+    light = ModelProto()
+    light.ParseFromString(whole(path, None))
+    return light
+
+
+def _unordered(ort: Any, file: str, options: Any, providers: Sequence[Any]) -> Any:
     """A session of the graph that ONNX Runtime makes of a model, without the nodes that only put its outputs in order."""
-    optimized = path.with_name("made.onnx")
+    optimized = Path(file).with_name("made.onnx")
     options.optimized_model_filepath = os.fspath(optimized)
     options.add_session_config_entry(
         "session.optimized_model_external_initializers_file_name", f"{optimized.name}.data"
     )
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    session = ort.InferenceSession(os.fspath(path), options, providers=providers)
-    light = ModelProto()
-    light.ParseFromString(whole(optimized, None))
+    session = ort.InferenceSession(file, options, providers=providers)
+    light = _parsed(optimized)
     graph = light.graph
     readers = Links(graph).readers
     last = {node.output[0]: index for index, node in enumerate(graph.node) if node.op_type == "ReorderOutput"}
@@ -153,23 +156,21 @@ def _unordered(ort: Any, path: Path, options: Any, providers: Sequence[Any]) -> 
     return ort.InferenceSession(os.fspath(optimized), options, providers=providers)
 
 
-def _older(model: ModelProto | str | os.PathLike[str], message: str) -> ModelProto | None:
-    """Return the model at the IR version or opset that ONNX Runtime's refusal names as its newest; None: that isn't why, or it
-    is there already (a model-local function has versions of its own). ModelError: the older opset can't express it.
-    """
-    opset = _NEWEST_OPSET.search(message)
-    newest = opset or _NEWEST_IR.search(message)
-    if newest is None:
-        return None
-    whole = model if isinstance(model, ModelProto) else load_model(model).proto
-    if (opset_version(whole) if opset else whole.ir_version) <= int(newest[1]):
-        return None
+def _older(model: ModelProto | str | os.PathLike[str], error: Exception) -> ModelProto:
+    """Return the model at the IR version or opset that ONNX Runtime's refusal names as its newest; ModelError where that isn't
+    why, it is there already (a model-local function has versions of its own), or the older opset can't express it."""
+    opset = _NEWEST_OPSET.search(str(error))
+    newest = opset or _NEWEST_IR.search(str(error))
+    proto = model if isinstance(model, ModelProto) else load_model(model).proto if newest else ModelProto()
+    if newest is None or (opset_version(proto) if opset else proto.ir_version) <= int(newest[1]):
+        twice = ": trtopt check MODEL --fix OUT.onnx gives each a name of its own" * ("same node name" in str(error))
+        raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}") from error
     if opset:
         try:
-            return at_opset(whole, int(newest[1]))
-        except ModelError as error:
-            raise ModelError(f"ONNX Runtime reads opset {newest[1]} and older: {error}") from error
-    older = whole_copy(whole)
+            return at_opset(proto, int(newest[1]))
+        except ModelError as refused:
+            raise ModelError(f"ONNX Runtime reads opset {newest[1]} and older: {refused}") from refused
+    older = whole_copy(proto)
     older.ir_version = int(newest[1])
     return older
 
@@ -188,21 +189,15 @@ class OnnxSession:
     """A model in ONNX Runtime.
 
     Args:
-        threads: within an operator, at most; None: one per core.
-        optimize: False runs the nodes as they stand.
-        gpu: in FP32 on the first GPU, where the installed ONNX Runtime can use one; else on the CPU.
+        threads: within an operator, at most; None: one per core. The others are those of `open_session`, as are its errors.
 
     Attributes:
-        on_gpu: whether it became a GPU.
+        provider: what it runs on; on_gpu: whether that is a GPU.
         inputs: name → ONNX Runtime's name of the type.
         outputs: names.
         declared: the outputs' shapes as the model declares them.
         fixed: inputs whose first axis has a fixed size.
         batch: the size that inputs' first axes are fixed to; None: dynamic, or not the same for all that are fixed.
-
-    Raises:
-        MissingDependency: ONNX Runtime isn't installed.
-        ModelError: it can't load the model; its message is quoted.
     """
 
     def __init__(
@@ -212,10 +207,12 @@ class OnnxSession:
         threads: int | None = THREADS,
         optimize: bool = True,
         gpu: bool = False,
+        tf32: bool = False,
     ) -> None:
         most = cores()
-        self._session = open_session(model, threads=min(threads or most, most), optimize=optimize, gpu=gpu)
-        self.on_gpu = self._session.get_providers()[0] == GPU
+        self._session = open_session(model, threads=min(threads or most, most), optimize=optimize, gpu=gpu, tf32=tf32)
+        self.provider = str(self._session.get_providers()[0])
+        self.on_gpu = self.provider == GPU
         self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
         first = {item.name: item.shape[0] for item in self._session.get_inputs() if item.shape}
         self.fixed = tuple(name for name, size in first.items() if isinstance(size, int) and size > 0)

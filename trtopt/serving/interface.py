@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from trtopt.core.errors import TrtoptError, UsageError
+from trtopt.core.errors import UsageError
 from trtopt.core.shapes import DEFAULT_BATCH
-from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, named_size, x
-from trtopt.data.convert import numpy_dtype
+from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, named_size
 from trtopt.engine.manifest import Manifest
 
 _NUMPY = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
@@ -49,10 +46,8 @@ def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
 
         model = load_model(engine.parent / str(manifest.graph_file), lazy=True)
         return _ranged(model.inputs, model.outputs, manifest)
-    inputs, outputs = (
-        [_as_built(TensorInfo(**item), manifest) for item in items] for items in (manifest.inputs, manifest.outputs)
-    )
-    return _ranged(inputs, outputs, manifest)
+    inputs = [_as_built(TensorInfo(**item), manifest) for item in manifest.inputs]
+    return _ranged(inputs, [_as_built(TensorInfo(**item), manifest) for item in manifest.outputs], manifest)
 
 
 def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
@@ -90,13 +85,8 @@ def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifes
 # Batches -----------------------------------------------------------------------------------------------------------------
 
 
-def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Batching:
-    """Tell if the first dimension of every tensor is the same open one, and how large it may be.
-
-    Args:
-        run: inference; asked at two batch sizes where the names of the dimensions don't say which outputs follow the batch. It
-            raises TrtoptError where nothing can run the engine.
-    """
+def find_batching(interface: Interface) -> Batching:
+    """Tell if the first dimension of every tensor is the same open one, by its name, and how large it may be."""
     if not interface.inputs:
         return Batching(0, "there is no input")
     for what, infos in (("input", interface.inputs), ("output", interface.outputs)):
@@ -128,22 +118,9 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
     if most == 1:
         return Batching(0, "no profile takes more than one sample at a time")
     [name] = names or {""}
-    unknown = [info for info in interface.outputs if not name or str(info.shape[0]) != name]
-    if not unknown:
-        return Batching(most)
-    first = unknown[0]
-    if not interface.profiles:
-        return Batching(0, f"that the first dimension of output {first.name!r} is the batch isn't known")
-    for size in (1, 2):
-        shapes = {name: (size, *item.min[1:]) for name, item in interface.profiles[0].items()}
-        try:
-            outputs = run(
-                {info.name: np.zeros(shapes[info.name], numpy_dtype(info.dtype)) for info in interface.inputs}
-            )
-        except TrtoptError as error:
-            return Batching(0, f"whether output {first.name!r} follows the batch can't be tried out here: {error}")
-        for info in unknown:
-            shape = np.shape(outputs.get(info.name, ()))
-            if shape[:1] != (size,):
-                return Batching(0, f"output {info.name!r} has shape {x(shape)} for a batch of {size}")
-    return Batching(most)
+    unknown = next((info.name for info in interface.outputs if not name or str(info.shape[0]) != name), None)
+    why = (
+        f"that the first dimension of output {unknown!r} is the batch isn't known: name the inputs' first one (trtopt check "
+        f"MODEL.onnx --set {interface.inputs[0].name}:batchx… --fix OUT.onnx), and build that"
+    )
+    return Batching(most) if unknown is None else Batching(0, why)

@@ -7,10 +7,8 @@ import difflib
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trtopt.core.documents import Plain
 from trtopt.core.errors import OutputError, UsageError
@@ -20,7 +18,6 @@ from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, load_manifest, manifest_path
 from trtopt.runtime.request import BACKENDS as RUNTIMES
-from trtopt.runtime.session import Session
 from trtopt.serving.config import LABELS, model_config, text
 from trtopt.serving.interface import Interface, find_batching, read_interface
 from trtopt.serving.request import DeployRequest
@@ -141,7 +138,7 @@ class _Model:
             existing_file(self.engine.parent / self.manifest.graph_file, "the graph kept at the build", WITHOUT_GRAPH)
         self.manifest.check_plan(self.engine)
         interface = read_interface(self.engine, self.manifest, request.runtime)
-        batching = find_batching(interface, self._probe)
+        batching = find_batching(interface)
         labelled = self._labels(interface)
         parameters = self._as_plan() if request.backend == "tensorrt" else self._as_session()
         config = model_config(self.name, interface, batching, request, delay, labelled, parameters)
@@ -152,21 +149,13 @@ class _Model:
         self.batching = batching
         self.beside[CONFIG] = text(config).encode()
 
-    def _probe(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Inference, by whatever can do it here."""
-        runtime = "auto" if self.manifest.graph_file is None else "onnxruntime"
-        with Session(self.engine, backend=runtime, trust_host_code=self.request.trust_host_code) as session:
-            return session.run({info.name: inputs[info.name].astype(info.dtype, copy=False) for info in session.inputs})
-
     def _labels(self, interface: Interface) -> list[str]:
         """Outputs that score the manifest's classes, whose names become the labels."""
-        if not self.manifest.classes:
-            return []
-        classes, kinds = self.manifest.classes, self.manifest.output_kinds or {}
+        classes, kinds = self.manifest.classes or (), self.manifest.output_kinds or {}
         labelled = [
             info.name
             for info in interface.outputs
-            if info.shape[-1:] == (len(classes),) and kinds.get(info.name, Kind.CLASSES) == Kind.CLASSES
+            if classes and info.shape[-1:] == (len(classes),) and kinds.get(info.name, Kind.CLASSES) == Kind.CLASSES
         ]
         if labelled:  # a line a class
             self.beside[LABELS] = "".join(f"{' '.join(name.split())}\n" for name in classes).encode()
@@ -205,8 +194,6 @@ class _Model:
 
             for place, file in external_files(graph).items():
                 self.files[(Path(name).parent / place).as_posix()] = file
-        if "model.py" in self.files:
-            raise UsageError(f"a file beside {self.engine.name} is called model.py, as what runs it must be: rename it")
         for name in (self.name, *self.files):  # its Python decodes paths as ASCII, whatever the locale
             if not name.isascii():
                 raise UsageError(
@@ -256,7 +243,6 @@ class _Model:
         for name, content in self.beside.items():
             path = folder / name
             if not path.is_file() or whole(path) != content:
-                made_folder(path.parent, "the model's folder", "give another `repo=`")
                 write_bytes(path, content)
                 changed = True
         return DeployedModel(
