@@ -29,7 +29,7 @@ def opened(stand_in: Open, with_gpu: Callable[[int | None], None]) -> Open:
         else:
             with_gpu(90)
             sim = Simulation(RTX)
-            generation = TensorRTRTX(sim.module)
+            generation = TensorRTRTX(sim.module, "rtx")
         sim.missed.clear()
         return sim, generation
 

@@ -14,10 +14,6 @@ _TYPES = {"UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn", "INT4": 
 
 LEAST = {Precision.FP8: 89, Precision.BF16: 80}
 """Compute capability that the arithmetic needs."""
-_FP8_FLOATS = {  # seen on 10.6, H100 (docs/results/tensorrt-10.md)
-    "ConvTranspose": "TensorRT has no transposed convolution in FP8",
-    "grouped Conv": "TensorRT makes a grouped convolution in FP8 one convolution for each group",
-}
 _MEMBERS = {  # capability → what of the module shows it
     "typed_graph": ("NetworkDefinitionCreationFlag", "STRONGLY_TYPED"),
     "layer_precision": ("ILayer", "precision"),
@@ -111,7 +107,6 @@ def read(trt: Any) -> Capabilities:
         hardware_levels=frozenset(
             level for level in HARDWARE_LEVELS if hasattr(trt.HardwareCompatibilityLevel, level.upper())
         ),
-        float_only_fp8=_FP8_FLOATS,
         progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
         types=frozenset(
             {"float32", "float64", "float16", "int8", "int32", "int64", "bool", *(_TYPES[name] for name in more)}

@@ -1,4 +1,4 @@
-"""The generations that differ from TensorRT 10 and 11: 8.6 and TensorRT-RTX.
+"""Native calls that differ from those of TensorRT 10 and 11: of 8.6 and TensorRT-RTX.
 
 Measured on 8.6: FP16-typed graphs run slower than FP32-typed ones with the FP16 flag, and FP16 Q/DQ scales don't parse;
 so the graph stays FP32-typed (Q/DQ included) and flags allow the rest.
@@ -7,7 +7,7 @@ so the graph stays FP32-typed (Q/DQ included) and flags allow the rest.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from trtopt.core.errors import UnsupportedRequest
 from trtopt.core.options import named
@@ -27,19 +27,6 @@ _TURING = "with sm75 among the targets TensorRT-RTX runs INT8 convolutions in fl
 class TensorRT8(Generation):
     """TensorRT 8.6: weakly typed."""
 
-    family = "tensorrt8"
-
-    known: ClassVar[Mapping[str, Any]] = {
-        "max_opset": 17,  # much of 18 and later does not parse
-        "gates_in_int8": True,  # measured on H100s (docs/results/accuracy.md)
-        # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
-        # and convolves in FP16 or, in a profile of batch 1, in FP32.
-        "quantized_between": {
-            "grouped Conv": "TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind "
-            "it, or behind a Relu or Clip"
-        },
-    }
-
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it
 
@@ -50,25 +37,6 @@ class TensorRT8(Generation):
 
 class TensorRTRTX(Generation):
     """TensorRT-RTX: strongly typed; builds without a GPU for named compute capabilities, finishes kernels on the GPU."""
-
-    family = "rtx"
-    product = "TensorRT-RTX"
-
-    known: ClassVar[Mapping[str, Any]] = {
-        "builds_without_gpu": True,
-        "timing_cache": False,  # the functions exist and do nothing
-        "hardware_levels": frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
-        "version_compatible": False,  # there is no lean runtime to carry
-        "stored_codes": True,
-        "float_only_fp8": {},
-        "float_only": {
-            "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
-        },
-        "absent": {
-            "NonMaxSuppression": "TensorRT-RTX has no implementation of it; export the model without it and select the boxes "
-            "outside the engine"
-        },
-    }
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         if spec.targets:
@@ -124,3 +92,7 @@ class TensorRTRTX(Generation):
         reports = [from_dump(dump, ops, in_float) for dump in messages.layers]
         layers = tuple(layer for report in reports for layer in report.layers)
         return LayerReport(layers, "; ".join(report.unread for report in reports if report.unread))
+
+
+FAMILIES: dict[str, type[Generation]] = {"tensorrt8": TensorRT8, "rtx": TensorRTRTX}
+"""By family; `Generation` itself is the others'."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import (
     BackendError,
@@ -80,20 +80,12 @@ class Generation(Loader):
     """One installed TensorRT that builds.
 
     Attributes:
-        capabilities: what it honours, as its module shows, and as is `known` of its family.
+        capabilities: what it honours, as its module shows, and as is `known` of its generation.
     """
 
-    known: ClassVar[Mapping[str, Any]] = {
-        # Seen on 10.6 (docs/results/tensorrt-10.md): "No supported formats", at any kernel, stride and level.
-        "quantized_between": {
-            "ConvTranspose": "TensorRT 10 builds a transposed convolution in INT8 only where its result is quantized right "
-            "behind it, or behind a Relu or Clip"
-        }
-    }
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
-        self.capabilities: Capabilities = replace(read(module), **self.known)
+    def __init__(self, module: Any, family: str) -> None:
+        super().__init__(module, family)
+        self.capabilities: Capabilities = replace(read(module), **self.facts.known)
         # One build at a time in a process: two would time each other's kernels, and mix their messages.
         self._lock = threading.Lock()
 

@@ -7,15 +7,12 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtopt.core.errors import EngineError, EngineMismatch, UnsupportedRequest, UsageError
 from trtopt.core.library_output import unwarned
 from trtopt.trt.compatibility import PlanOrigin, numbers
-from trtopt.trt.messages import Messages, translate
-
-if TYPE_CHECKING:
-    from trtopt.trt.loader import Loader
+from trtopt.trt.messages import Messages
 
 _TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 _VERSION_AT = 24  # four bytes: major, minor, patch, build
@@ -79,13 +76,10 @@ class LoadedEngine:
         newer = self._answers((10, 1)) and _has(self.engine, "device_memory_size_v2")
         if newer or not _has(self.engine, "device_memory_size"):
             return int(self.engine.device_memory_size_v2)
-        with self._deprecated():
+        with (
+            unwarned
+        ):  # where warnings are errors, the bindings of 10 leave one set, for which Python raises SystemError
             return int(self.engine.device_memory_size)
-
-    def _deprecated(self) -> AbstractContextManager[None]:
-        """Context for calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), the bindings
-        of 10 make the call, give its result and leave the error set, for which Python raises SystemError."""
-        return unwarned if self._version >= (10,) else nullcontext()  # older ones don't warn
 
     @property
     def _version(self) -> tuple[int, ...]:
@@ -119,7 +113,7 @@ class LoadedEngine:
                     self.module.ExecutionContextAllocationStrategy.USER_MANAGED
                 )
             else:
-                with self._deprecated():
+                with unwarned:
                     context = self.engine.create_execution_context_without_device_memory()
             if context is None:
                 why = "; ".join(" ".join(text.split()) for text in messages.errors[:6]) or "it gave no message"
@@ -286,22 +280,10 @@ def plan_origin(plan: bytes | memoryview) -> PlanOrigin | None:
     header = plan_header(plan)
     if header is None:
         return None
-    carries = header.product == "TensorRT" and _HOST_CODE.search(plan) is not None
+    carries = header.product == "TensorRT" and carries_host_code(plan)
     return replace(header, compatible=carries, carries=carries)
 
 
-def deserialize(runtime: Any, plan: bytes | memoryview, loader: Loader, name: str, messages: Messages) -> Any:
-    """ICudaEngine from `plan`, or the error of `Loader.load` that says why there is none."""
-    engine = runtime.deserialize_cuda_engine(plan)
-    if engine is not None:
-        return engine
-    origin = plan_origin(plan)
-    other = origin is not None and numbers(origin.version)[:3] != numbers(loader.version)[:3]
-    if origin is not None and other and (why := loader.unread(origin)):
-        raise EngineMismatch(f"{name} was made by {origin}, this is {loader}: {why}")
-    if not runtime.engine_host_code_allowed and _HOST_CODE.search(plan):
-        raise host_code_refused(name)
-    if origin is None:
-        reasons = "; ".join(messages.errors[:3]) or "TensorRT gave no message"
-        raise EngineError(f"{name} isn't a TensorRT plan, or is damaged ({reasons})")
-    raise translate(messages.errors, f"{name} can't be loaded", EngineError)
+def carries_host_code(plan: bytes | memoryview) -> bool:
+    """Tell whether a plan holds a library for the host, as version-compatible ones do."""
+    return _HOST_CODE.search(plan) is not None
