@@ -26,14 +26,13 @@ from trtopt.core.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.core.files import existing_file, whole, write_bytes
-from trtopt.core.locks import alone
+from trtopt.core.files import existing_file
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo
 from trtopt.core.version import to_install
 from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo, current_gpu
-from trtopt.trt import lean_library, parsing, watch, weak
+from trtopt.trt import lean_library, parsing, refitting, timing_cache, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.loader import Loader
@@ -305,7 +304,7 @@ class Generation(Loader):
                     parsing.parse(objects.parser, model, parsing.light_model(model), messages, str(model))
                     refitter = self._native(self.module.Refitter, messages, f"refit {name}", engine)
                     weights = dict(parsing.network_weights(self.module, objects.network))
-                    count, problems = _give_weights(self.module, refitter, weights, unchanged, same_scales)
+                    count, problems = refitting.give_weights(self.module, refitter, weights, unchanged, same_scales)
                     if problems:
                         listing = first_of(problems, 5)
                         why = f"it lets {listing} not be replaced, or the model lacks them: build an engine of the new model"
@@ -313,7 +312,7 @@ class Generation(Loader):
                     if not refitter.refit_cuda_engine():
                         raise translate(messages.errors, f"{self} can't refit {name}", BackendError)
                     whole_forms = self.capabilities.strip  # 8.6 knows one form
-                    new = _serialized(self.module, engine, spec.refit) if whole_forms else engine.serialize()
+                    new = refitting.serialized(self.module, engine, spec.refit) if whole_forms else engine.serialize()
                     return memoryview(new).cast("B"), count
                 finally:
                     refitter = None  # it uses the engine
@@ -350,7 +349,7 @@ class Generation(Loader):
                 elif spec.precision.quantized and not options.quantized:
                     raise UsageError(f"{name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
             if spec.timing_cache is not None:
-                _attach_timing_cache(objects.config, spec.timing_cache, warnings)
+                timing_cache.attach(objects.config, spec.timing_cache, warnings)
             plan = objects.builder.build_serialized_network(objects.network, objects.config)
             if native is not None:
                 native.finish(plan is not None, warnings)
@@ -358,7 +357,7 @@ class Generation(Loader):
                 raise translate(messages.errors, f"{self} can't build {name}", BuildFailed)
             if spec.timing_cache is not None:
                 try:
-                    _save_timing_cache(objects.config, spec.timing_cache)
+                    timing_cache.save(objects.config, spec.timing_cache)
                 except OutputError as error:  # the engine is what was wanted
                     warnings.append(f"the timing cache isn't kept: {error}")
         view = memoryview(plan).cast("B")
@@ -375,31 +374,6 @@ class Generation(Loader):
             native_cache=cache,
             scratch=report.scratch,
         )
-
-
-def _give_weights(
-    trt: Any, refitter: Any, weights: Mapping[Any, Any], unchanged: bool, same_scales: bool
-) -> tuple[int, list[str]]:
-    """Give a refitter all weights that it asks for; return how many, and the names of those that one of the two lacks."""
-    asked = list(zip(*refitter.get_all(), strict=True))
-    lacking = [key for key in asked if key not in weights]
-    if not unchanged:
-        # What the plan keeps for itself, perhaps scales of weights, would stay the old one.
-        own = weights.keys() - {*asked}
-        lacking += [key for key in own if parsing.may_change(weights[key], scalars=not same_scales)]
-    given = {key: parsing.as_weights(weights[key]) for key in asked if key in weights}
-    refused = [key for key, values in given.items() if not refitter.set_weights(*key, values)]
-    lacking += zip(*refitter.get_missing(), strict=True) if not (lacking or refused) else ()
-    return len(asked), sorted({f"{layer} ({role.name.lower()})" for layer, role in (*lacking, *refused)})
-
-
-def _serialized(trt: Any, engine: Any, refit: bool) -> Any:
-    """The plan of an engine with its weights; `refit`: they can be replaced again."""
-    config, flags = engine.create_serialization_config(), trt.SerializationFlag
-    config.clear_flag(flags.EXCLUDE_WEIGHTS)
-    if refit and "INCLUDE_REFIT" in flags.__members__:  # before there was this flag, a plan stayed refittable
-        config.set_flag(flags.INCLUDE_REFIT)
-    return engine.serialize_with_config(config)
 
 
 def _let_attention_be_decomposed(trt: Any, network: Any) -> None:
@@ -444,37 +418,3 @@ def _add_profiles(objects: _Objects, spec: BuildSpec, dynamic: list[str], shape_
         if objects.config.add_optimization_profile(profile) < 0:
             listing = "; ".join(f"{name}:{shape}" for name, shape in ranges.items())
             raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct `shapes=`")
-
-
-def _attach_timing_cache(config: Any, path: Path, warn: list[str]) -> None:
-    """Give `config` the cache in `path`, or an empty one (with a warning) where it can't be used."""
-    cache, content = _timing_cache(config, path)
-    if cache is None or not config.set_timing_cache(cache, False):
-        if content:
-            warn.append(f"the timing cache {path} is another TensorRT's or another GPU's: it is ignored and replaced")
-        config.set_timing_cache(config.create_timing_cache(b""), False)
-
-
-def _save_timing_cache(config: Any, path: Path) -> None:
-    """Write the cache back, together with what another build wrote there meanwhile."""
-    if (cache := config.get_timing_cache()) is None:
-        return
-    with alone(path.with_name(f".{path.name}.lock")):  # else of two that end at once one's timings are lost
-        other, content = _timing_cache(config, path)
-        if content and other is not None:
-            cache.combine(other, False)  # a cache of another GPU is refused here and replaced
-        write_bytes(path, memoryview(cache.serialize()).cast("B"))
-
-
-def _timing_cache(config: Any, path: Path) -> tuple[Any, bytes]:
-    """The cache in a file, None where it is none, and the file's content, empty where there is no file."""
-    content = b""
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            content = whole(path, None)
-        return config.create_timing_cache(content), content
-    except (TypeError, RuntimeError):  # how pybind11 says that the native side gave nothing
-        return None, content
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OutputError(f"can't read the timing cache {path}: {reason}; give another `timing_cache=`") from error
