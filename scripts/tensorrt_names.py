@@ -1,6 +1,6 @@
 """Write the names that an installed TensorRT has, from which tests/trt/standins.py makes a stand-in, as JSON:
 
-    python scripts/tensorrt_names.py tensorrt tests/trt/api/12.0.0.json
+python scripts/tensorrt_names.py tensorrt tests/trt/api/12.0.0.json
 """
 
 from __future__ import annotations

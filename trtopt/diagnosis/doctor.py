@@ -342,7 +342,7 @@ def cuda_versions(host: Host) -> Iterator[HostFinding]:
 def gpu_generation(host: Host) -> Iterator[HostFinding]:
     from trtopt.trt.facts import GENERATIONS, LATER, extras, family_of  # with its room, which a child doesn't need
 
-    newest, *_, oldest = extras()
+    newest, *_, oldest = extras("tensorrt")
     version = release(str(host.answered("tensorrt").get("version", "")))
     family = family_of("tensorrt", version) if version else "rtx" if "tensorrt_rtx" in host.answers else ""
     gpus = GENERATIONS[family].gpus_of(version) if family else ()
@@ -368,7 +368,7 @@ def missing_packages(host: Host) -> Iterator[HostFinding]:
         from trtopt.trt.facts import extras
 
         why = "models can be exported, checked and calibrated; engines can't be built"
-        command = to_install(extras()[0] if host.gpus else "rtx")
+        command = to_install(extras("tensorrt")[0] if host.gpus else "rtx")
         yield HostFinding("no-tensorrt", "warning", "no TensorRT is installed", why, command)
 
 

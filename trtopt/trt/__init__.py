@@ -19,7 +19,7 @@ from trtopt.core.values import choice, chosen_builder
 from trtopt.core.version import to_install
 from trtopt.cuda.device import probe
 from trtopt.trt.compatibility import PlanOrigin, numbers
-from trtopt.trt.facts import GENERATIONS, extras, family_of
+from trtopt.trt.facts import MODULES, extras, family_of, rows
 from trtopt.trt.families import FAMILIES
 from trtopt.trt.generation import Generation
 from trtopt.trt.loader import Lean, Loader
@@ -30,16 +30,15 @@ _made: dict[ModuleType, Loader] = {}
 
 def installed() -> tuple[Generation, ...]:
     """Every TensorRT that builds and imports here, TensorRT before TensorRT-RTX. Importing runs none of their native set-up."""
-    modules = dict.fromkeys(facts.module for facts in GENERATIONS.values())
-    return tuple(generation for name in modules if isinstance(generation := _look(name), Generation))
+    return tuple(item for item in (*_look("tensorrt"), *_look("rtx")) if isinstance(item, Generation))
 
 
 def loaders() -> tuple[Loader, ...]:
     """Every TensorRT that loads plans and imports here: those of `installed`, and then the lean runtimes."""
     lean: dict[str, Loader] = {}  # by version: a metapackage and its bindings are one
-    for name in _lean_modules():
-        if isinstance(loader := _look(name), Lean):
-            lean.setdefault(loader.version, loader)
+    for item in _look("lean"):
+        if isinstance(item, Loader):
+            lean.setdefault(item.version, item)
     return (*installed(), *lean.values())
 
 
@@ -53,7 +52,7 @@ def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:
     if not candidates:
         if backend != "lean":
             return select(backend if origin is None else "tensorrt")
-        raise NoBackend(f"`backend='lean'`: {'; '.join(map(str, map(_look, _lean_modules())))}: {_to_install('lean')}")
+        raise NoBackend(f"`backend='lean'`: {'; '.join(map(str, _look('lean')))}: {_to_install('lean')}")
     return next((item for item in candidates if origin is None or not item.unread(origin)), candidates[0])
 
 
@@ -65,7 +64,7 @@ def select(backend: str = "auto") -> Generation:
         UsageError: another word.
     """
     chosen_builder(backend)
-    tensorrt, rtx = _look("tensorrt"), _look("tensorrt_rtx")
+    [tensorrt], [rtx] = _look("tensorrt"), _look("rtx")
     if backend != "auto":
         generation = rtx if backend == "rtx" else tensorrt
         if isinstance(generation, Generation):
@@ -86,16 +85,15 @@ def select(backend: str = "auto") -> Generation:
 
 
 def _to_install(backend: str) -> str:
-    module = "tensorrt_rtx" if backend == "rtx" else "tensorrt"
-    return " or ".join(map(to_install, extras(module, lean=backend == "lean")))
+    return " or ".join(map(to_install, extras(backend)))
 
 
-def _lean_modules() -> list[str]:
-    return list(dict.fromkeys(name for facts in GENERATIONS.values() for name in facts.lean_modules))
+def _look(backend: str) -> list[Loader | str]:
+    """Return what each module of a backend is to us, or why it is nothing."""
+    return [_imported(name, backend) for name in MODULES[backend]]
 
 
-def _look(name: str) -> Loader | str:
-    """Return what an importable module is to us, or why it is nothing."""
+def _imported(name: str, backend: str) -> Loader | str:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -103,10 +101,10 @@ def _look(name: str) -> Loader | str:
     except Exception as error:  # its loader raises whatever a missing or foreign native library leads to
         return f"{name} is installed but fails to import ({type(error).__name__}: {error})"
     if module not in _made:
-        family = family_of(name, numbers(str(module.__version__)))
+        family = family_of(backend, numbers(str(module.__version__)))
         if not family:
-            known = [facts.short for facts in GENERATIONS.values() if name in (facts.module, *facts.lean_modules)]
+            known = (".".join(map(str, facts.first)) for facts in rows(backend).values())
             return f"{name} {module.__version__} isn't supported ({', '.join(known)} are)"
-        kind: type[Loader] = Lean if name != GENERATIONS[family].module else FAMILIES.get(family, Generation)
+        kind: type[Loader] = Lean if backend == "lean" else FAMILIES.get(family, Generation)
         _made[module] = kind(module, family)
     return _made[module]

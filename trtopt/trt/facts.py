@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+MODULES = {"tensorrt": ("tensorrt",), "lean": ("tensorrt_lean", "tensorrt_lean_bindings"), "rtx": ("tensorrt_rtx",)}
+"""Python's names of what a backend is; the lean runtime's metapackage comes before its bindings alone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -15,8 +18,7 @@ class Facts:
     Attributes:
         first: the first version, as far as trtopt takes it; (): any.
         before: the family whose version-compatible plans it runs, too.
-        extra, lean_extra: what installs it, and its lean runtime.
-        module, lean_modules: Python's names of it; the metapackage of the lean runtime comes before its bindings alone.
+        extras: backend → the extra that installs it.
         gpus: from a version on, the compute capabilities that it is for.
         known: fields of `Capabilities` that no member of the module shows.
         renamed: "Class.member" as code here calls it → this generation's name of the same.
@@ -24,19 +26,10 @@ class Facts:
 
     first: tuple[int, ...]
     before: str = ""
-    extra: str
-    lean_extra: str = ""
-    product: str = "TensorRT"
-    module: str = "tensorrt"
-    lean_modules: tuple[str, ...] = ("tensorrt_lean", "tensorrt_lean_bindings")
+    extras: Mapping[str, str]
     gpus: Mapping[tuple[int, ...], Sequence[int]]
     known: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def short(self) -> str:
-        """The first version, as the generation is called: "8.6", "10"."""
-        return ".".join(map(str, self.first))
 
     def gpus_of(self, version: tuple[int, ...]) -> Sequence[int]:
         """Return the compute capabilities that a version is for."""
@@ -59,8 +52,7 @@ LATER = 1000  # compute capabilities that there may be
 GENERATIONS: dict[str, Facts] = {
     "tensorrt8": Facts(
         first=(8, 6),
-        extra="trt8",
-        lean_extra="lean8",
+        extras={"tensorrt": "trt8", "lean": "lean8"},
         gpus={(8, 6): range(50, 91)},
         known={
             "max_opset": 17,  # much of 18 and later does not parse
@@ -76,25 +68,20 @@ GENERATIONS: dict[str, Facts] = {
     "tensorrt10": Facts(
         first=(10,),
         before="tensorrt8",
-        extra="trt10",
-        lean_extra="lean",
+        extras={"tensorrt": "trt10", "lean": "lean"},
         gpus={(10,): range(70, 91), (10, 5): range(75, 91), (10, 8): range(75, LATER)},
         known=_SINCE_10,
     ),
     "tensorrt11": Facts(
         first=(11,),
         before="tensorrt10",
-        extra="trt11",
-        lean_extra="lean11",
+        extras={"tensorrt": "trt11", "lean": "lean11"},
         gpus={(11,): range(75, LATER)},
         known=_SINCE_10,
     ),
     "rtx": Facts(
         first=(),
-        extra="rtx",
-        product="TensorRT-RTX",
-        module="tensorrt_rtx",
-        lean_modules=(),
+        extras={"rtx": "rtx"},
         gpus={(): (75, 80, 86, 89, 120, 121)},
         known={
             "builds_without_gpu": True,
@@ -112,24 +99,26 @@ GENERATIONS: dict[str, Facts] = {
         },
     ),
 }
-"""By family, of each product the older before the newer."""
+"""By family, the older before the newer."""
 
 
-def family_of(module: str, version: tuple[int, ...]) -> str:
-    """Return the family of a module of that version; "": none that is known here."""
+def rows(backend: str) -> dict[str, Facts]:
+    """Return the generations that a backend may be, by family, the oldest first."""
+    return {family: facts for family, facts in GENERATIONS.items() if backend in facts.extras}
+
+
+def family_of(backend: str, version: tuple[int, ...]) -> str:
+    """Return the family of a version of a backend; "": none that is known here."""
     return next(
         (
             family
-            for family, facts in GENERATIONS.items()
-            if module in (facts.module, *facts.lean_modules)
-            and version[: len(facts.first[:1])] == facts.first[:1]
-            and version >= facts.first
+            for family, facts in rows(backend).items()
+            if facts.first[:1] == version[: len(facts.first[:1])] and facts.first <= version
         ),
         "",
     )
 
 
-def extras(module: str = "tensorrt", *, lean: bool = False) -> list[str]:
-    """Return the extras that install a product, the newest generation's first."""
-    rows = [facts for facts in reversed(GENERATIONS.values()) if facts.module == module]
-    return [name for facts in rows if (name := facts.lean_extra if lean else facts.extra)]
+def extras(backend: str) -> list[str]:
+    """Return the extras that install a backend, the newest generation's first."""
+    return [facts.extras[backend] for facts in reversed(rows(backend).values())]

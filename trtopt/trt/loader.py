@@ -30,7 +30,8 @@ class Loader:
     def __init__(self, module: Any, family: str) -> None:
         self.module, self.facts = module, GENERATIONS[family]
         self.family = family.replace("tensorrt", "lean") if self.lean else family
-        self.product, self.version = self.facts.product, str(module.__version__)
+        self.product = "TensorRT-RTX" if "rtx" in self.facts.extras else "TensorRT"
+        self.version = str(module.__version__)
         for old, new in self.facts.renamed.items():  # code here calls either by the older name
             kind, _, name = old.partition(".")
             setattr(getattr(module, kind), name, getattr(getattr(module, kind), new))
