@@ -11,6 +11,7 @@ from typing import Any
 
 from trtopt.core.errors import UnsupportedRequest
 from trtopt.core.options import named
+from trtopt.core.progress import Reporter
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.trt.capabilities import LEAST, precisions
 from trtopt.trt.generation import Generation
@@ -31,6 +32,7 @@ class TensorRT8(Generation):
         return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
+        super()._configure(config, spec)
         # Else an engine's second context can't use the profile of the first; later generations always share.
         config.set_preview_feature(self.module.PreviewFeature.PROFILE_SHARING_0806, True)
 
@@ -44,20 +46,21 @@ class TensorRTRTX(Generation):
         least = max(LEAST.get(precision, 0) for precision in precisions(spec))
         return tuple(target for target in DEFAULT_TARGETS if target >= least)
 
-    def _refusals(self, spec: BuildSpec) -> list[str]:
+    def _refusals(self, spec: BuildSpec, reporter: Reporter) -> list[str]:
         problems = []
-        if self._cautions(spec) and not spec.allow_precision_fallback:
-            problems.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
+        if 75 in spec.targets and spec.precision is Precision.INT8:
+            if spec.allow_precision_fallback:
+                reporter.warn(f"`target='sm75'`: {_TURING}")
+            else:
+                problems.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
         options = " and ".join(named(name, True) for name in ("strip", "refit") if getattr(spec, name))
         if options and not self.gpu():
             needed = "TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
             problems.append(f"{options}: {needed}")
         return problems
 
-    def _cautions(self, spec: BuildSpec) -> list[str]:
-        return [f"`target='sm75'`: {_TURING}"] if 75 in spec.targets and spec.precision is Precision.INT8 else []
-
     def _configure(self, config: Any, spec: BuildSpec) -> None:
+        super()._configure(config, spec)
         # Left unset it builds for a wider set, and takes models that the named targets refuse: always name them.
         targets = self.targets(spec)
         config.num_compute_capabilities = len(targets)

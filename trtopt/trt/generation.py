@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import (
@@ -30,9 +31,8 @@ from trtopt.core.files import existing_file
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo
 from trtopt.core.version import to_install
-from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo, current_gpu
-from trtopt.trt import lean_library, parsing, refitting, timing_cache, watch, weak
+from trtopt.trt import lean_library, parsing, timing_cache, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.loader import Loader
@@ -66,15 +66,6 @@ class BuiltPlan:
     scratch: int | None = None
 
 
-class _Objects:
-    """A build's TensorRT objects."""
-
-    builder: Any = None
-    config: Any = None
-    network: Any = None
-    parser: Any = None
-
-
 class Generation(Loader):
     """One installed TensorRT that builds.
 
@@ -95,16 +86,33 @@ class Generation(Loader):
         # Where there are no builder flags for precisions, every network is strongly typed, and this flag deprecated.
         return ("STRONGLY_TYPED",) if typed and self.capabilities.precision_flags else ()
 
-    def _refusals(self, spec: BuildSpec) -> list[str]:
-        """Refusals that only this family has."""
-        return []
-
-    def _cautions(self, spec: BuildSpec) -> list[str]:
-        """Say what the user should know before the build."""
+    def _refusals(self, spec: BuildSpec, reporter: Reporter) -> list[str]:
+        """Refusals that only this family has; the reporter hears what the user should know before the build."""
         return []
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
-        """Settings that only this family has."""
+        """Give a new config what `spec` asks for, apart from profiles and precisions."""
+        trt = self.module
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the engine can't say its precisions
+        if spec.workspace is not None:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
+        if spec.optimization_level is not None:
+            config.builder_optimization_level = spec.optimization_level
+        if spec.hardware_compatibility != "none":
+            level = getattr(trt.HardwareCompatibilityLevel, spec.hardware_compatibility.upper())
+            config.hardware_compatibility_level = level
+        flags = {
+            "VERSION_COMPATIBLE": spec.version_compatible,
+            "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
+            "STRIP_PLAN": spec.strip,
+            "REFIT_IDENTICAL": spec.strip and not spec.refit,  # else nothing is stripped
+            "REFIT": spec.refit,
+            "SPARSE_WEIGHTS": spec.sparsity,
+        }
+        for name in filter(flags.get, flags):
+            config.set_flag(getattr(trt.BuilderFlag, name))
+        if not spec.tf32:
+            config.clear_flag(trt.BuilderFlag.TF32)  # on by default
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         """Compute capabilities a build with `spec` is for; empty: the GPU of this machine."""
@@ -144,7 +152,7 @@ class Generation(Loader):
         there, what to type instead; DeviceError where there is no such GPU."""
         gpu, device = self.gpu(), self.device(spec)
         capability = device.compute_capability if device else None
-        problems = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec)]
+        problems = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec, reporter)]
         if spec.version_compatible and self.capabilities.version_compatible and not spec.exclude_lean_runtime:
             folder = Path(getattr(self.module, "__file__", None) or "").parent
             # TensorRT asks for it at the end of the build.
@@ -156,8 +164,6 @@ class Generation(Loader):
             )
         if problems:
             raise UnsupportedRequest(f"{self} can't do what was asked", problems)
-        for caution in self._cautions(spec):
-            reporter.warn(caution)
 
     def unsupported(self, model: Path) -> tuple[Issue, ...]:
         """All in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all. DeviceError
@@ -192,14 +198,19 @@ class Generation(Loader):
         return () if graph is None else limits.issues(graph, self.capabilities.types, self.capabilities.absent)
 
     @contextlib.contextmanager
-    def _parser(self) -> Iterator[tuple[_Objects, Messages]]:
+    def _parser(self) -> Iterator[tuple[SimpleNamespace, Messages]]:
         """A parser with an empty network, and what TensorRT says meanwhile."""
         if not self.capabilities.builds_without_gpu and not (gpu := self.gpu()):
             raise DeviceError(
                 f"asking TensorRT's parser ({self}) needs a GPU: {gpu.reason}; TensorRT-RTX needs none ({to_install('rtx')})"
             )
-        typed, collecting = self.capabilities.typed_graph, self._collector.collecting()
-        with self._lock, collecting as messages, self._started(typed, messages) as objects:
+        with self.started(self.capabilities.typed_graph) as (objects, messages):
+            yield objects, messages
+
+    @contextlib.contextmanager
+    def started(self, typed: bool) -> Iterator[tuple[SimpleNamespace, Messages]]:
+        """Yield what `_started` does, and what TensorRT says meanwhile; for one at a time."""
+        with self._lock, self._collector.collecting() as messages, self._started(typed, messages) as objects:
             yield objects, messages
 
     @contextlib.contextmanager
@@ -210,12 +221,12 @@ class Generation(Loader):
             yield objects.network
 
     @contextlib.contextmanager
-    def _started(self, typed: bool, messages: Messages) -> Iterator[_Objects]:
+    def _started(self, typed: bool, messages: Messages) -> Iterator[SimpleNamespace]:
         """A builder, an empty network and its parser, let go in their order: a parser doesn't keep its network alive."""
-        objects = _Objects()
+        objects = SimpleNamespace(parser=None, network=None, config=None, builder=None)
         try:
             self._register_plugins()
-            objects.builder = self._native(self.module.Builder, messages)
+            objects.builder = self.native(self.module.Builder, messages)
             creation = self.module.NetworkDefinitionCreationFlag
             flags = (1 << int(getattr(creation, name)) for name in self._network_flags(typed))
             objects.network = objects.builder.create_network(sum(flags))
@@ -269,54 +280,6 @@ class Generation(Loader):
             raise refused
         return replace(plan, seconds=time.monotonic() - start, warnings=(*plan.warnings, *messages.warnings))
 
-    def refit_plan(
-        self,
-        plan: bytes,
-        model: Path,
-        spec: BuildSpec,
-        *,
-        name: str,
-        unchanged: bool,
-        same_scales: bool,
-        host_code: bool,
-    ) -> tuple[memoryview, int]:
-        """Return a full plan, with the weights of `model` in place of its own, and how many were given.
-
-        The parser names layers and transforms weights as it did for the build, so they are given as the network has them.
-
-        Args:
-            model: an ONNX file of the graph that the plan was built from, apart from its weights.
-            name, host_code: as of `load`.
-            unchanged: these are the weights that it was built from: those that the plan has for itself stay.
-            same_scales: the scales of activations are, too.
-
-        Raises: as `load`, and UnsupportedRequest, which lists the weights that only one of the two has.
-        """
-        device = self.device(spec)
-        with current_gpu(device.ordinal if device else 0):
-            engine = self.load(plan, name, host_code=host_code).engine
-            # 10.6 says no of a plan that takes the very weights that it was built from.
-            if not (engine.refittable or unchanged):
-                raise UnsupportedRequest(f"{name} can't take other weights", ["build it again with `refit=True`"])
-            collecting = self._collector.collecting()
-            with self._lock, collecting as messages, self._started(self.typed(spec), messages) as objects:
-                try:
-                    parsing.parse(objects.parser, model, parsing.light_model(model), messages, str(model))
-                    refitter = self._native(self.module.Refitter, messages, f"refit {name}", engine)
-                    weights = dict(parsing.network_weights(self.module, objects.network))
-                    count, problems = refitting.give_weights(self.module, refitter, weights, unchanged, same_scales)
-                    if problems:
-                        listing = first_of(problems, 5)
-                        why = f"it lets {listing} not be replaced, or the model lacks them: build an engine of the new model"
-                        raise UnsupportedRequest(f"{self} can't put all weights into {name}", [why])
-                    if not refitter.refit_cuda_engine():
-                        raise translate(messages.errors, f"{self} can't refit {name}", BackendError)
-                    whole_forms = self.capabilities.strip  # 8.6 knows one form
-                    new = refitting.serialized(self.module, engine, spec.refit) if whole_forms else engine.serialize()
-                    return memoryview(new).cast("B"), count
-                finally:
-                    refitter = None  # it uses the engine
-
     # The work
 
     def _build(
@@ -335,10 +298,9 @@ class Generation(Loader):
             inputs, shape_inputs = parsing.network_inputs(objects.network)
             validate_profiles(inputs, spec.profiles, shape_inputs=shape_inputs)
             objects.config = objects.builder.create_builder_config()
-            _configure(self.module, objects.config, spec)
+            self._configure(objects.config, spec)
             if monitor is not None:
                 objects.config.progress_monitor = monitor
-            self._configure(objects.config, spec)
             _add_profiles(objects, spec, [info.name for info in inputs if info.open_axes], shape_inputs)
             if not self.typed(spec):
                 weak.set_precisions(self.module, objects.network, objects.config, spec, options, warnings)
@@ -385,30 +347,7 @@ def _let_attention_be_decomposed(trt: Any, network: Any) -> None:
             layer.attention.decomposable = True
 
 
-def _configure(trt: Any, config: Any, spec: BuildSpec) -> None:
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the engine can't say its precisions
-    if spec.workspace is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
-    if spec.optimization_level is not None:
-        config.builder_optimization_level = spec.optimization_level
-    if spec.hardware_compatibility != "none":
-        level = getattr(trt.HardwareCompatibilityLevel, spec.hardware_compatibility.upper())
-        config.hardware_compatibility_level = level
-    flags = {
-        "VERSION_COMPATIBLE": spec.version_compatible,
-        "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
-        "STRIP_PLAN": spec.strip,
-        "REFIT_IDENTICAL": spec.strip and not spec.refit,  # else nothing is stripped
-        "REFIT": spec.refit,
-        "SPARSE_WEIGHTS": spec.sparsity,
-    }
-    for name in filter(flags.get, flags):
-        config.set_flag(getattr(trt.BuilderFlag, name))
-    if not spec.tf32:
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default
-
-
-def _add_profiles(objects: _Objects, spec: BuildSpec, dynamic: list[str], shape_inputs: frozenset[str]) -> None:
+def _add_profiles(objects: SimpleNamespace, spec: BuildSpec, dynamic: list[str], shape_inputs: frozenset[str]) -> None:
     names = dict.fromkeys([*dynamic, *shape_inputs])
     for number, ranges in enumerate(spec.profiles if names else ()):
         profile = objects.builder.create_optimization_profile()

@@ -89,7 +89,7 @@ class Loader:
             raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
         with self._collector.collecting() as messages:
             self._register_plugins()
-            runtime = self._native(self.module.Runtime, messages)
+            runtime = self.native(self.module.Runtime, messages)
             if host_code:
                 runtime.engine_host_code_allowed = True
             engine = self._deserialize(runtime, plan, name, messages)
@@ -97,8 +97,8 @@ class Loader:
         maker_version = numbers(header.version) if header is not None and header.product == "TensorRT" else ()
         return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, maker_version)
 
-    def _native(self, kind: Callable[..., Any], messages: Messages, what: str = "start", *arguments: Any) -> Any:
-        """A native object with our logger; where there is none, the error that says what couldn't be done."""
+    def native(self, kind: Callable[..., Any], messages: Messages, what: str = "start", *arguments: Any) -> Any:
+        """Make a native object with our logger; where there is none, the error that says what couldn't be done."""
         try:
             return kind(*arguments, self._collector.logger)
         except TypeError as error:  # how pybind11 says that the native side gave nothing: why, only the logger knows

@@ -81,10 +81,6 @@ class LoadedEngine:
         ):  # where warnings are errors, the bindings of 10 leave one set, for which Python raises SystemError
             return int(self.engine.device_memory_size)
 
-    @property
-    def _version(self) -> tuple[int, ...]:
-        return numbers(str(getattr(self.module, "__version__", "")))
-
     def _answers(self, since: tuple[int, ...]) -> bool:
         """Tell whether a call that came with that version of TensorRT may be made of this plan."""
         return not self.made or self.made >= since
@@ -151,7 +147,7 @@ class LoadedEngine:
             EngineMismatch: the plan carries a runtime before 10, which calls what a later runtime's allocators don't have: seen
                 on an H100, lean 10.16 ends the process.
         """
-        if not self._answers((10, 0)) and self._version >= (10,):
+        if not self._answers((10, 0)) and numbers(str(self.module.__version__)) >= (10,):
             earlier = ".".join(map(str, self.made[:3]))
             raise EngineMismatch(
                 f"the shape of an output depends on the data, and TensorRT {self.module.__version__} can't give such an output "
