@@ -72,20 +72,20 @@ class TensorRTRTX(Generation):
     def _runtime_settings(
         self, engine: Any, runtime: Any, runtime_cache: bytes | None, capture: bool
     ) -> RuntimeSettings:
-        # TensorRT-RTX checks the cache against the current CUDA context, its version and the GPU; one that doesn't fit costs
-        # only the time of compiling the kernels again, so it is a note. Contexts' scratch memory is the caller's.
-        module, notes = self.module, []
+        # Contexts' scratch memory is the caller's.
+        module = self.module
         config = engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(module.ExecutionContextAllocationStrategy.USER_MANAGED)
         captures = capture and hasattr(type(config), "cuda_graph_strategy")
         if captures:
             config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        # TensorRT-RTX checks what is in it against the current CUDA context, its version and the GPU; what doesn't fit is
+        # refused, and costs only the time of compiling the kernels again.
         cache = config.create_runtime_cache()
-        if runtime_cache and not cache.deserialize(runtime_cache):
-            notes.append("the runtime cache is of another GPU, driver or TensorRT-RTX: kernels are compiled again")
-        if not config.set_runtime_cache(cache):
-            notes.append("TensorRT-RTX takes no runtime cache here: kernels are compiled in every process")
-        return RuntimeSettings(cache, config, engine, runtime, captures, tuple(notes))
+        if runtime_cache:
+            cache.deserialize(runtime_cache)
+        config.set_runtime_cache(cache)
+        return RuntimeSettings(cache, config, engine, runtime, captures)
 
     def _found_layers(
         self, plan: memoryview, messages: Messages, ops: Mapping[str, str], in_float: Collection[str]

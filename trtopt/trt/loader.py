@@ -74,7 +74,7 @@ class Loader:
 
         Args:
             host_code: let a version-compatible plan run the code that it carries; only for plans from a trusted source.
-            runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is a note.
+            runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is left out.
             capture: let TensorRT-RTX capture CUDA graphs; others leave that to the caller.
 
         Raises:

@@ -39,7 +39,6 @@ class RuntimeSettings:
     engine: Any
     runtime: Any
     captures: bool
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,6 @@ class LoadedEngine:
     def _answers(self, since: tuple[int, ...]) -> bool:
         """Tell whether a call that came with that version of TensorRT may be made of this plan."""
         return not self.made or self.made >= since
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user, such as a runtime cache that didn't fit."""
-        return () if self.settings is None else self.settings.notes
 
     @property
     def captures_itself(self) -> bool:
@@ -156,9 +150,7 @@ class LoadedEngine:
         base: Any = self.module.IOutputAllocator
 
         class Allocator(base):  # type: ignore[misc]
-            def __init__(self) -> None:
-                base.__init__(self)  # pybind11 refuses an instance whose base wasn't initialized by name
-                self._raised: BaseException | None = None
+            _raised: BaseException | None = None
 
             def _kept(self, call: Callable[..., Any], *values: Any) -> Any:
                 try:
@@ -191,9 +183,6 @@ class LoadedEngine:
         base: Any = self.module.IProfiler
 
         class Profiler(base):  # type: ignore[misc]
-            def __init__(self) -> None:
-                base.__init__(self)
-
             def report_layer_time(self, layer_name: str, ms: float) -> None:
                 note(str(layer_name), float(ms))
 

@@ -135,9 +135,6 @@ class NativeCalibration:
         outer = self
 
         class Calibrator(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]
-            def __init__(self) -> None:
-                trt.IInt8EntropyCalibrator2.__init__(self)
-
             def get_batch_size(self) -> int:
                 return outer._batch
 
