@@ -11,7 +11,6 @@ from standins import SCRATCH, Simulation, plan_without_layers
 from trtopt.core.errors import EngineError
 from trtopt.trt.families import TensorRTRTX
 from trtopt.trt.generation import Generation
-from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 
 RTX = "rtx-1.7.1"
@@ -122,7 +121,7 @@ def test_a_callback_never_raises_into_tensorrt(kind: type[BaseException], opened
 
 def test_the_real_base_class_takes_the_allocator() -> None:
     module, shapes = pytest.importorskip("tensorrt_rtx"), dict[str, tuple[int, ...]]()
-    loaded = LoadedEngine(module, None, None, Messages())
+    loaded = LoadedEngine(module, None, None)
     allocator: Any = loaded.output_allocator(lambda name, nbytes, alignment: nbytes + alignment, shapes.__setitem__)
     assert allocator.reallocate_output_async("y", None, 1024, 256, 0) == 1280
     allocator.notify_shape("y", module.Dims([3, 5]))

@@ -40,6 +40,8 @@ class TensorRT8(Generation):
 class TensorRTRTX(Generation):
     """TensorRT-RTX: strongly typed; builds without a GPU for named compute capabilities, finishes kernels on the GPU."""
 
+    product = "TensorRT-RTX"
+
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         if spec.targets:
             return spec.targets

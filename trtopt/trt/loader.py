@@ -25,12 +25,12 @@ class Loader:
         lean: it is TensorRT's lean runtime, which builds nothing.
     """
 
+    product: ClassVar[str] = "TensorRT"
     lean: ClassVar[bool] = False
 
     def __init__(self, module: Any, family: str) -> None:
         self.module, self.facts = module, GENERATIONS[family]
         self.family = family.replace("tensorrt", "lean") if self.lean else family
-        self.product = "TensorRT-RTX" if "rtx" in self.facts.extras else "TensorRT"
         self.version = str(module.__version__)
         for old, new in self.facts.renamed.items():  # code here calls either by the older name
             kind, _, name = old.partition(".")
@@ -95,7 +95,7 @@ class Loader:
             engine = self._deserialize(runtime, plan, name, messages)
             settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
         maker_version = numbers(header.version) if header is not None and header.product == "TensorRT" else ()
-        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, maker_version)
+        return LoadedEngine(self.module, engine, runtime, settings, self._collector.collecting, maker_version)
 
     def native(self, kind: Callable[..., Any], messages: Messages, what: str = "start", *arguments: Any) -> Any:
         """Make a native object with our logger; where there is none, the error that says what couldn't be done."""

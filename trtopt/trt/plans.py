@@ -49,7 +49,6 @@ class LoadedEngine:
         module: the TensorRT module, for its enums (TensorIOMode, …) and base classes (IOutputAllocator, …).
         engine: ICudaEngine.
         runtime: IRuntime; must outlive the engine.
-        messages: TensorRT's messages while loading.
         settings: TensorRT-RTX's runtime configuration and cache; None elsewhere.
         collecting: gathers TensorRT's messages while it is entered.
         made: the version of TensorRT that made the plan; empty: not known, or TensorRT-RTX, which runs its very own only. A
@@ -62,7 +61,6 @@ class LoadedEngine:
     module: Any
     engine: Any
     runtime: Any
-    messages: Messages
     settings: RuntimeSettings | None = None
     collecting: Callable[[], AbstractContextManager[Messages]] = field(
         default=lambda: nullcontext(Messages()), repr=False, compare=False
