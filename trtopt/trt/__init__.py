@@ -28,18 +28,14 @@ _KINDS = {"auto": (False, True), "tensorrt": (False,), "lean": (True,), "rtx": (
 _made: dict[ModuleType, Loader] = {}
 
 
-def installed() -> tuple[Generation, ...]:
-    """Every TensorRT that builds and imports here, TensorRT before TensorRT-RTX. Importing runs none of their native set-up."""
-    return tuple(item for item in (*_look("tensorrt"), *_look("rtx")) if isinstance(item, Generation))
-
-
 def loaders() -> tuple[Loader, ...]:
-    """Every TensorRT that loads plans and imports here: those of `installed`, and then the lean runtimes."""
-    lean: dict[str, Loader] = {}  # by version: a metapackage and its bindings are one
-    for item in _look("lean"):
+    """Every TensorRT that imports here, importing runs none of their native set-up: those that build, TensorRT before
+    TensorRT-RTX, and then the lean runtimes."""
+    found: dict[str, Loader] = {}  # a metapackage and its bindings are one
+    for item in (*_look("tensorrt"), *_look("rtx"), *_look("lean")):
         if isinstance(item, Loader):
-            lean.setdefault(item.version, item)
-    return (*installed(), *lean.values())
+            found.setdefault(str(item), item)
+    return tuple(found.values())
 
 
 def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:

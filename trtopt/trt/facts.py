@@ -109,14 +109,10 @@ def rows(backend: str) -> dict[str, Facts]:
 
 def family_of(backend: str, version: tuple[int, ...]) -> str:
     """Return the family of a version of a backend; "": none that is known here."""
-    return next(
-        (
-            family
-            for family, facts in rows(backend).items()
-            if facts.first[:1] == version[: len(facts.first[:1])] and facts.first <= version
-        ),
-        "",
-    )
+    for family, facts in rows(backend).items():
+        if facts.first[:1] in ((), version[:1]) and facts.first <= version:
+            return family
+    return ""
 
 
 def extras(backend: str) -> list[str]:
