@@ -27,7 +27,6 @@ from trtopt.core.errors import (
     BuildFailed,
     DeviceError,
     EngineError,
-    InvalidModel,
     UnsupportedOperator,
     UnsupportedRequest,
     UsageError,
@@ -131,16 +130,6 @@ def test_shape_inputs_take_values(rtx: Generation, tmp_path: Path) -> None:
         rtx.build(model, BuildSpec(profiles=({"data": data, "sizes": ShapeRange((2,), (2,), (2,))},)), quantized=False)
     with pytest.raises(UsageError, match=r"values of the shape input sizes .* are missing"):
         rtx.build(model, BuildSpec(profiles=({"data": data},)), quantized=False)
-
-
-def test_files_that_the_parser_takes_for_empty_models(rtx: Generation, tmp_path: Path) -> None:
-    content = nets.conv_net(path := tmp_path / "m.onnx").read_bytes()
-    for length in (0, 5000):
-        path.write_bytes(content[:length])
-        with pytest.raises(InvalidModel):
-            rtx.build(path, BuildSpec(), quantized=False)
-    with pytest.raises(UsageError, match="doesn't exist"):
-        rtx.build(tmp_path / "none.onnx", BuildSpec(), quantized=False)
 
 
 def test_ctrl_c_stops_the_build_and_the_next_one_works(rtx: Generation, tmp_path: Path, monkeypatch: Any) -> None:

@@ -20,14 +20,12 @@ from trtopt.core.errors import (
     BuildFailed,
     DeviceError,
     EngineError,
-    InvalidModel,
     ModelError,
     OutputError,
     UnsupportedOperator,
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.core.files import existing_file
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo
 from trtopt.core.version import to_install
@@ -168,7 +166,7 @@ class Generation(Loader):
     def unsupported(self, model: Path) -> tuple[Issue, ...]:
         """All in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all. DeviceError
         where the parser needs a GPU and there is none."""
-        light = parsing.light_model(existing_file(model, "the model"))
+        light = parsing.light_model(model)
         ours = self.limits(light)
         with self._parser() as (objects, _):
             theirs = parsing.ask_support(objects.parser, model, parsing.graph_nodes(light))
@@ -183,19 +181,19 @@ class Generation(Loader):
         """Inputs of a model that the parser takes whose values decide shapes, and how many values each has."""
         from trtopt.graph.proto import tensor_info
 
-        light = parsing.light_model(existing_file(model, "the model"))
-        if light is None or not any(may_be_values(tensor_info(value)) for value in light.graph.input):
+        light = parsing.light_model(model)
+        if not any(may_be_values(tensor_info(value)) for value in light.graph.input):
             return ()
 
         with self._network(model) as network:
             inputs, names = parsing.network_inputs(network)
             return tuple((info.name, value_count(info)) for info in inputs if info.name in names)
 
-    def limits(self, graph: ModelProto | None) -> tuple[Issue, ...]:
-        """List what no build of this generation takes, found without its parser; nothing in a file that onnx can't read."""
+    def limits(self, graph: ModelProto) -> tuple[Issue, ...]:
+        """List what no build of this generation takes, found without its parser."""
         from trtopt.graph import limits
 
-        return () if graph is None else limits.issues(graph, self.capabilities.types, self.capabilities.absent)
+        return limits.issues(graph, self.capabilities.types, self.capabilities.absent)
 
     @contextlib.contextmanager
     def _parser(self) -> Iterator[tuple[SimpleNamespace, Messages]]:
@@ -244,7 +242,7 @@ class Generation(Loader):
         reporter: Reporter = SILENT,
         **more: Any,
     ) -> BuiltPlan:
-        """Parse `model`, which is typed as `spec` wants where `typed(spec)`, else FP32-typed, and build a plan.
+        """Parse `model`, a valid graph that is typed as `spec` wants where `typed(spec)`, else FP32-typed, and build a plan.
 
         Args:
             name: what messages call the model; empty: its path.
@@ -256,7 +254,7 @@ class Generation(Loader):
             UnsupportedOperator, InvalidModel, BuildFailed: TensorRT refuses the model; its messages are quoted.
             BuildCancelled: Ctrl-C; nothing is left behind.
         """
-        model, options = existing_file(model, "the model"), weak.Options(**more)
+        options = weak.Options(**more)
         self.refuse(spec, reporter)
         cancel, start = threading.Event(), time.monotonic()
         stoppable, device = self.capabilities.progress_monitor, self.device(spec)
@@ -291,9 +289,6 @@ class Generation(Loader):
             raise parsing.refusal(name, issues)
         with self._started(self.typed(spec), messages) as objects:
             parsing.parse(objects.parser, model, light, messages, name)
-            if objects.network.num_outputs == 0:
-                # The parser takes an empty file, and some random ones, for a model without nodes.
-                raise InvalidModel(f"{name} has no outputs, so no network; run `trtopt check {name}`")
             _let_attention_be_decomposed(self.module, objects.network)
             inputs, shape_inputs = parsing.network_inputs(objects.network)
             validate_profiles(inputs, spec.profiles, shape_inputs=shape_inputs)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest
+from trtopt.core.errors import CalibrationError, DataError
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
 from trtopt.core.words import first_of
 from trtopt.cuda.device import Device
@@ -99,10 +99,6 @@ class NativeCalibration:
     """
 
     def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, upload: Callable[[], Upload]) -> None:
-        if options.calibration is None and options.calibration_cache is None:
-            raise UnsupportedRequest(
-                "`calibrator='native'` needs data to calibrate on: give `images=DIR` or `data=FILE`"
-            )
         self.cache = self._initial_cache = _headed(options.calibration_cache, trt.__version__)
         self.error: BaseException | None = None
         self.samples, self.left_over = 0, 0
