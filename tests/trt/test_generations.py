@@ -176,7 +176,7 @@ def test_every_option_is_honoured_or_refused_by_name(
         assert not sim.configs, "refused only after work had begun"
     else:
         built = build(generation, model, spec, **more)
-        assert len(built.layers) == 3 and not built.layers_unknown
+        assert len(built.layers) == 3 and not built.unread
     assert sim.missed <= PROBED[version]
 
 

@@ -183,7 +183,7 @@ def test_loading_needs_a_gpu_and_a_plan(rtx: Generation, tmp_path: Path) -> None
     built = rtx.build(nets.conv_net(tmp_path / "m.onnx", batch=2), BuildSpec(), quantized=False)
     plan, header = built.plan, plan_header(built.plan)
     assert header is not None and (header.product, header.version) == ("TensorRT-RTX", rtx.version)
-    assert built.layers and not built.layers_unknown and built.seconds > 0
+    assert built.layers and not built.unread and built.seconds > 0
     with pytest.raises(DeviceError, match=r"m\.engine needs a GPU"):
         rtx.load(plan, "m.engine")
     with pytest.raises(EngineError, match=r"m\.engine isn't a TensorRT plan: it has 10 bytes"):

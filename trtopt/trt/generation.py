@@ -27,7 +27,7 @@ from trtopt.core.errors import (
     UsageError,
 )
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import BuildSpec, Issue, LayerInfo
+from trtopt.core.values import BuildSpec, Issue
 from trtopt.core.version import to_install
 from trtopt.cuda.device import DeviceInfo, current_gpu
 from trtopt.trt import lean_library, parsing, timing_cache, watch, weak
@@ -41,27 +41,22 @@ if TYPE_CHECKING:  # running an engine needs no onnx
     from onnx import ModelProto
 
 
-@dataclass(frozen=True)
-class BuiltPlan:
-    """The result of a build.
+@dataclass(frozen=True, kw_only=True)
+class BuiltPlan(LayerReport):
+    """The result of a build, with the engine's layers.
 
     Attributes:
-        layers: the engine's layers as it reports them; `layers_unknown` says why some or all aren't known.
         warnings: TensorRT's warnings, repeated ones counted.
         seconds: of parsing and building.
         targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
         native_cache: the calibration cache that TensorRT's own calibrator wrote.
-        scratch: bytes of GPU memory that a context needs for activations; None: not known.
     """
 
     plan: bytes | memoryview
-    layers: tuple[LayerInfo, ...]
-    warnings: tuple[str, ...]
-    seconds: float
+    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
     targets: tuple[int, ...] = ()
-    layers_unknown: str = ""
     native_cache: bytes | None = None
-    scratch: int | None = None
 
 
 class Generation(Loader):
@@ -321,16 +316,7 @@ class Generation(Loader):
         nodes = dict(parsing.graph_nodes(light))
         report = self._found_layers(view, messages, nodes, parsing.float_products(light))
         cache, targets = None if native is None else native.cache, self.targets(spec)
-        return BuiltPlan(
-            view,
-            report.layers,
-            tuple(warnings),
-            0.0,
-            targets,
-            report.unread,
-            native_cache=cache,
-            scratch=report.scratch,
-        )
+        return BuiltPlan(**vars(report), plan=view, warnings=tuple(warnings), targets=targets, native_cache=cache)
 
 
 def _let_attention_be_decomposed(trt: Any, network: Any) -> None:
