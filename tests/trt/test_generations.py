@@ -52,7 +52,7 @@ PROFILES = ({"x": ROWS}, {"x": ShapeRange((8, 3, 32, 32), (8, 3, 32, 32), (16, 3
 # The names that the door asks for to learn what a generation can do; everything else missing is a fault.
 PROBED = {
     "8.6.0": {
-        "IProgressMonitor",
+        "IBuilderConfig.progress_monitor",
         "NetworkDefinitionCreationFlag.STRONGLY_TYPED",
         "HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY",
         "ICudaEngine.device_memory_size_v2",
@@ -68,9 +68,9 @@ PROBED = {
     },
     "10.16.1": {"IBuilderConfig.set_compute_capability"},
     "11.4.0": {
-        "BuilderFlag.FP16",
+        "BuilderFlag.INT8",
         "ILayer.precision",
-        "IInt8EntropyCalibrator2",
+        "IBuilderConfig.int8_calibrator",
         "IBuilderConfig.set_compute_capability",
     },
 }

@@ -84,8 +84,7 @@ def _short(version: tuple[int, ...]) -> str:
 
 def _after(major: int) -> int:
     """Return the major version whose runtimes take compatible plans of this one, too; 0: none is known."""
-    rows = (row for row in GENERATIONS.values() if row.before and GENERATIONS[row.before].first[0] == major)
-    return next((row.first[0] for row in rows), 0)
+    return {GENERATIONS[row.before].first[0]: row.first[0] for row in GENERATIONS.values() if row.before}.get(major, 0)
 
 
 def _later(plan: tuple[int, ...]) -> str:

@@ -78,8 +78,7 @@ class TensorRTRTX(Generation):
         module = self.module
         config = engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(module.ExecutionContextAllocationStrategy.USER_MANAGED)
-        captures = capture and hasattr(type(config), "cuda_graph_strategy")
-        if captures:
+        if capture:
             config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         # TensorRT-RTX checks what is in it against the current CUDA context, its version and the GPU; what doesn't fit is
         # refused, and costs only the time of compiling the kernels again.
@@ -87,7 +86,7 @@ class TensorRTRTX(Generation):
         if runtime_cache:
             cache.deserialize(runtime_cache)
         config.set_runtime_cache(cache)
-        return RuntimeSettings(cache, config, engine, runtime, captures)
+        return RuntimeSettings(cache, config, engine, runtime, capture)
 
     def _found_layers(
         self, plan: memoryview, messages: Messages, ops: Mapping[str, str], in_float: Collection[str]
