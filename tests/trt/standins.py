@@ -31,11 +31,6 @@ VERSIONS = tuple(sorted((path.stem for path in API.glob("[1-9]*.json")), key=lam
 LEAN_VERSIONS = tuple(f"lean-{version}" for version in VERSIONS)
 SCRATCH = 4096  # bytes a context needs; one more by the v2 name, to tell them apart
 UNSUPPORTED = {"Det", "Frobnicate"}  # operators that the simulated parsers refuse
-# Deprecated in 10 (python/src/infer/pyCore.cpp in NVIDIA/TensorRT), with what the bindings say is to be used.
-_DEPRECATED = {
-    "device_memory_size": "Deprecated in TensorRT 10.1. Superseded by get_device_memory_size_v2",
-    "create_execution_context_without_device_memory": "create_execution_context",
-}
 # What Python may override though the class doesn't list it (its C++ trampoline looks it up), and trtopt's own additions.
 _OVERRIDES = {"IOutputAllocator": {"reallocate_output", "reallocate_output_async", "notify_shape", "check"}}
 _HEAVY = {
@@ -411,10 +406,11 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         self._set["engine_host_code_allowed"] = False
 
     def deprecated(name: str) -> None:
-        """As 10's bindings warn: they make the call even where the warning is an error, which then is left set."""
+        """As 10's bindings warn (python/src/infer/pyCore.cpp): they make the call even where the warning is an error, which
+        then is left set."""
         if sim.major == 10:
             try:
-                warnings.warn(f"Use {_DEPRECATED[name]} instead.", DeprecationWarning, stacklevel=3)
+                warnings.warn(f"{name} is deprecated", DeprecationWarning, stacklevel=3)
             except DeprecationWarning as error:
                 raise SystemError(f"{name} returned a result with an exception set") from error
 

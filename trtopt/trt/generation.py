@@ -280,8 +280,6 @@ class Generation(Loader):
     ) -> BuiltPlan:
         warnings, native = list[str](), None
         light = parsing.light_model(model)
-        if issues := self.limits(light):
-            raise parsing.refusal(name, issues)
         with self._started(self.typed(spec), messages) as objects:
             parsing.parse(objects.parser, model, light, messages, name)
             _let_attention_be_decomposed(self.module, objects.network)
