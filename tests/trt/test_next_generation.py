@@ -47,6 +47,9 @@ def test_a_generation_with_three_renamed_calls_builds_and_opens(
     loaded = trtopt.trt.plan_loader("auto", None).load(engine.read_bytes())
     assert loaded.scratch_bytes == SCRATCH + 1 and loaded.context(256, SCRATCH + 1) is sim.contexts[-1]
     assert sim.missed <= PROBED["11.4.0"]
+    lean = Simulation("lean-11.4.0", later="12.0.0.1", renamed=RENAMED)
+    monkeypatch.setitem(sys.modules, "tensorrt_lean_bindings", lean.module)
+    assert trtopt.trt.plan_loader("lean", None).family == "lean12"
 
 
 def test_the_names_of_the_installed_one_are_those_of_its_stand_in() -> None:

@@ -34,7 +34,8 @@ class Loader:
         self.version = str(module.__version__)
         for old, new in self.facts.renamed.items():  # code here calls either by the older name
             kind, _, name = old.partition(".")
-            setattr(getattr(module, kind), name, getattr(getattr(module, kind), new))
+            if owner := getattr(module, kind, None):  # lean runtimes have fewer classes
+                setattr(owner, name, getattr(owner, new))
         self._collector = Collector(module)
 
     def __str__(self) -> str:
