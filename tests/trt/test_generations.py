@@ -585,5 +585,7 @@ def test_plugins_are_registered_before_a_plan_names_them(
 
 
 def test_what_stays_out_of_fp8_is_named_as_placement_names_it(stand_in: Install) -> None:
-    _, generation = stand_in("10.16.1")
-    assert set(generation.capabilities.float_only_fp8) == {"ConvTranspose", GROUPED}
+    for version in ("10.16.1", "11.4.0"):
+        capabilities = stand_in(version)[1].capabilities
+        assert set(capabilities.float_only_fp8) == {"ConvTranspose", GROUPED}
+        assert "(seen on 10.6)" in capabilities.quantized_between["ConvTranspose"]  # 11 wasn't tried

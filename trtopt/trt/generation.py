@@ -6,7 +6,6 @@ It is TensorRT 10 and 11 as it stands; a family (families.py) overrides the few 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -293,8 +292,7 @@ class Generation(Loader):
             if not self.typed(spec):
                 weak.set_precisions(self.module, objects.network, objects.config, spec, options, warnings)
                 if spec.calibrator == "native":
-                    upload = functools.partial(weak.device_upload, spec.device)
-                    native = weak.NativeCalibration(self.module, inputs, options, upload)
+                    native = weak.NativeCalibration(self.module, inputs, options, spec.device)
                     native.attach(objects.builder, objects.config)
                 elif spec.precision.quantized and not options.quantized:
                     raise UsageError(f"{name} has no Q/DQ and no calibrator was given: nothing would run in INT8")

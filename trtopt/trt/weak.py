@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import CalibrationError, DataError
@@ -98,11 +97,11 @@ class NativeCalibration:
     Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames.
     """
 
-    def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, upload: Callable[[], Upload]) -> None:
+    def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, device: int) -> None:
         self.cache = self._initial_cache = _headed(options.calibration_cache, trt.__version__)
         self.error: BaseException | None = None
         self.samples, self.left_over = 0, 0
-        self._upload = functools.cache(upload)
+        self._upload = functools.cache(lambda: device_upload(device))
         self._inputs, self._batch = tuple(inputs), options.calibration_batch
         self._source: Iterator[dict[str, NDArray[Any]]] = iter(())
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -193,8 +192,7 @@ def device_upload(ordinal: int = 0) -> Upload:
     buffers: dict[str, tuple[Any, Any]] = {}
 
     def upload(name: str, array: NDArray[Any]) -> int:
-        array = np.ascontiguousarray(array)
-        if name not in buffers or buffers[name][0].nbytes < array.nbytes:
+        if name not in buffers:  # batches are of one size
             buffers[name] = (device.buffer(array.nbytes), device.pinned(array.nbytes))
         target, host = buffers[name]
         host.array(array.dtype, array.shape)[...] = array
