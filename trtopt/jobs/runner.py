@@ -7,6 +7,7 @@ ends the jobs that need it and no others.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
@@ -26,7 +27,6 @@ from trtopt.core.host import cores, free_memory
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.options import taking
 from trtopt.core.progress import Phase, Reporter
-from trtopt.engine.manifest import manifest_path
 from trtopt.graph.io import external_files
 from trtopt.jobs import work
 from trtopt.jobs.joblist import BuildJob, DataSet, Job, in_list, load_jobs
@@ -194,15 +194,11 @@ class _Run:
                 self.state.record(job.name, {"kind": "build", "state": "pending"})
                 continue
             record = self.state.jobs.get(job.name, {})
-            content = {
-                "versions": versions,
-                "model": models(job.model),
-                "data": samples(job.data),
-                "method": job.method,
-                "overrides": job.precision_override,
-                "output": str(job.output.absolute()),
-            }
-            key = sha256_json(content | ({"device": job.device} if job.device != "cpu" else {}))
+            content: dict[str, Any] = {"versions": versions, "method": job.method, "overrides": job.precision_override}
+            content |= {"output": str(job.output.absolute())} | ({"device": job.device} if job.device != "cpu" else {})
+            with contextlib.suppress(Exception):  # what can't be read is found out when the job runs
+                content |= {"model": models(job.model), "data": samples(job.data)}
+            key = sha256_json(content)
             self._keys[job.name] = {"key": key}
             done = record.get("state") == "done" and record.get("key") == key
             if done and job.output.is_file() and sha256_file(job.output) == record.get("sha256"):
@@ -293,8 +289,6 @@ class _Run:
         if job.calibration is not None and self.results[job.calibration.name].state != "done":
             raise CalibrationError(f"its table wasn't made: {self.results[job.calibration.name]}")
         made_folder(job.output.parent, advice="")
-        for path in (job.output, manifest_path(job.output)):
-            check_writable(path)
         self._start([job])
         gpu = takes_gpu(job, place.has_gpus)
         self._record(job, "done", place.submit(work.build_engine, job.request, gpu=gpu, resource=job.resource).result())
@@ -338,26 +332,20 @@ class _Run:
         self.state.record(job.name, record)
 
 
-# The content that a table depends on, by its files' bytes alone; what can't be read is found out when the job runs.
+# The content that a table depends on, by its files' bytes alone.
 
 
 def _model(path: Path) -> object:
-    try:
-        # It refuses what isn't a file of the model's, before that is opened.
-        beside = external_files(existing_file(path, "the model")).values()
-        return [sha256_file(path), *((file.name, sha256_file(file)) for file in beside)]
-    except Exception as error:  # protobuf raises errors of its own
-        return str(error)
+    # It refuses what isn't a file of the model's, before that is opened.
+    beside = external_files(existing_file(path, "the model")).values()
+    return [sha256_file(path), *((file.name, sha256_file(file)) for file in beside)]
 
 
 def _samples(data: DataSet) -> object:
     source = data.images or data.data or Path()
     suffixes = EXTENSIONS if data.images is not None else ARRAYS
-    try:
-        files = [source] if source.is_file() else sorted(source.rglob("*"))
-        digests = [sha256_file(file) for file in files if file.is_file() and file.suffix.lower() in suffixes]
-    except OSError as error:
-        return str(error)
+    files = [source] if source.is_file() else sorted(source.rglob("*"))
+    digests = [sha256_file(file) for file in files if file.is_file() and file.suffix.lower() in suffixes]
     return {
         "kind": "images" if data.images is not None else "arrays",
         "files": sorted(digests),
