@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.runtime.session import Session
 from trtopt.trt.loader import Loader
-from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 
 Array = NDArray[Any]
@@ -64,9 +63,7 @@ def opening(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def start(engine: FakeEngine, **options: Any) -> Session:
         def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
-            return LoadedEngine(
-                SimpleNamespace(IOutputAllocator=_Allocator, IProfiler=_Profiler), engine, None, Messages()
-            )
+            return LoadedEngine(SimpleNamespace(IOutputAllocator=_Allocator, IProfiler=_Profiler), engine, None)
 
         generation = FakeLoader(load)
         monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: generation)

@@ -290,7 +290,7 @@ def test_precision_that_the_builder_loses_silently_is_an_error_or_kept_out_in_a_
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorRT-RTX for compute capability 7.5 and 8.9 at once, which loses INT8 and isn't asked first."""
-    monkeypatch.setattr(select("rtx"), "_refusals", lambda spec: [])
+    monkeypatch.setattr(select("rtx"), "_refusals", lambda *_: [])
     options: dict[str, Any] = {"int8": True, "target": "sm75,sm89", "reporter": (heard := Heard())}
     said = (
         r"2 of 3 layers don't run in the precision asked for: conv1 \(int8 → fp.*; \d+% of the arithmetic.*Nothing was"

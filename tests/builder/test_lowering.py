@@ -63,7 +63,7 @@ def lowered(block: onnx.ModelProto, table: Table, *, stored_codes: bool = True, 
 
 def judged(layers: tuple[LayerInfo, ...], made: Lowered, work: dict[str, int], asked: Any = None, **rest: Any) -> Any:
     """`judge` an INT8 engine of these layers."""
-    built = BuiltPlan(b"", layers, (), 1.0, **{key: rest.pop(key) for key in ("layers_unknown",) if key in rest})
+    built = BuiltPlan(plan=b"", layers=layers, unread=rest.pop("unread", ""))
     return judge(built, made, rest.pop("spec", INT8), work, made.asked if asked is None else asked)
 
 
@@ -216,7 +216,7 @@ def test_native_calibration_that_quantized_nothing_is_said(found: Precision, blo
 
 def test_layers_that_are_not_known_are_said(block: onnx.ModelProto, table: Table) -> None:
     made, work = lowered(block, table), {"first": 10, "main": 10, "skip": 10, "next": 30}
-    none = judged((), made, work, layers_unknown="no inspector")
+    none = judged((), made, work, unread="no inspector")
     assert none.unknown == "no inspector" and none.coverage == {}
     known = judged(_layers(first=Precision.INT8, next=Precision.INT8), made, work)
     assert known.unknown == "" and known.coverage == {}  # a third of the work isn't known: no shares

@@ -13,7 +13,7 @@ from trtopt.core.errors import EngineError, EngineMismatch, UsageError
 from trtopt.core.values import Kept, LayerInfo, Precision
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import arithmetic, load_manifest, lost_precision, manifest_path, precision_summary
-from trtopt.trt import installed
+from trtopt.trt import loaders
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
 
@@ -113,7 +113,7 @@ def test_the_command_for_ultralytics_files_works(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_a_generation_that_is_not_here_says_who_made_it(tmp_path: Path) -> None:
-    if any(item.product == "TensorRT" for item in installed()):
+    if any(item.product == "TensorRT" for item in loaders()):
         pytest.skip("TensorRT is installed: it would read the plan itself")
     plan = bytearray(b"ftrt" + bytes(200))
     plan[24:28] = bytes([10, 16, 1, 11])

@@ -34,7 +34,6 @@ from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.timing import Times
 from trtopt.runtime.session import Session
 from trtopt.trt.compatibility import unread
-from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 
 Place = tuple[Any, ...]
@@ -168,7 +167,7 @@ def open_on_fake(patch: pytest.MonkeyPatch, cuda: FakeCuda, built: Built, loads:
 
     def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
         loads.append(hashlib.sha256(plan).hexdigest())
-        return LoadedEngine(SimpleNamespace(IOutputAllocator=object), adding_engine(cuda), None, Messages())
+        return LoadedEngine(SimpleNamespace(IOutputAllocator=object), adding_engine(cuda), None)
 
     generation = SimpleNamespace(family=made["family"], product=made["product"], version=made["version"], load=load)
     generation.unread = lambda plan: unread(plan, made["version"])

@@ -148,7 +148,6 @@ def test_preprocessing_may_be_a_file_beside_the_list_or_a_table(tmp_path: Path) 
         ('workspace = "2GiB"', 'optimization_level = "5"', "optimization_level is '5'; a whole number is needed"),
         ('workspace = "2GiB"', "int8 = true", "unknown key 'int8'; known: .*precision"),
         ('workspace = "2GiB"', 'save_onnx = "g.onnx"', "save_onnx would overwrite .*, which save_onnx writes, too"),
-        ('"fp16", "int8", "int8+bf16"]', "]", "none of these engines needs data"),
         ('workspace = "2GiB"', 'method = "best"', "method is 'best'; allowed: auto, entropy"),
         ('workspace = "2GiB"', 'classes = "absent.txt"', "absent.txt doesn't exist"),
         ('"sm89,120"]', '"sm_89"]', "a second job would be named 'one.fp32.sm89'"),
@@ -173,21 +172,6 @@ def test_overlapping_patterns_name_a_model_once_and_broken_links_too(tmp_path: P
     text = GOOD.replace('["one.onnx", "zoo/*.onnx"]', '["zoo/a*.onnx", "zoo/*.onnx"]')
     names = [job.name for job in read(tmp_path, text) if job.data.name == "digits" and job.method == "auto"]
     assert names == ["a.digits.auto", "gone.digits.auto", "head.digits.auto"]
-
-
-@pytest.mark.parametrize(
-    ("top", "job", "said"),
-    [
-        ("", 'data = "d"', r"\[data.spare\] has no effect without a job that names it: add one, or drop it"),
-        ('engines = "made"', 'data = ["d", "spare"]', 'engines has no effect without a job of kind = "build"'),
-        ('output = "made"', 'kind = "build"\nprecision = "fp32"', "output has no effect without a job that calibrates"),
-        ('device = "cuda"', 'kind = "build"\nprecision = "fp32"', "device has no effect without a job that calibrates"),
-    ],
-)
-def test_what_no_job_of_the_list_uses_is_refused(tmp_path: Path, top: str, job: str, said: str) -> None:
-    data = "".join(f'[data.{name}]\ndata = "{name}.npz"\n' for name in ("d", "spare") if "data" in job)
-    with pytest.raises(UsageError, match=f"jobs.toml: {said}"):
-        read(tmp_path, f'{top}\n{data}[[job]]\nmodel = "m.onnx"\n{job}\n')
 
 
 def test_a_list_without_jobs_shows_how_to_write_one(tmp_path: Path) -> None:

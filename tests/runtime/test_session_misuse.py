@@ -313,7 +313,7 @@ def test_a_service_runs_without_a_place_for_kernels(
 
     def load(plan: bytes, name: str, *, host_code: bool, runtime_cache: bytes | None, capture: bool) -> Any:
         given.append((runtime_cache, capture))
-        return LoadedEngine(SimpleNamespace(), engine, None, SimpleNamespace())  # type: ignore[arg-type]
+        return LoadedEngine(SimpleNamespace(), engine, None)
 
     monkeypatch.setattr(LoadedEngine, "runtime_cache", lambda _: b"kernels")
     rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
@@ -352,7 +352,6 @@ def test_a_service_runs_without_a_place_for_kernels(
 def test_code_that_a_plan_carries_runs_only_by_request(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: PlanOrigin, refused: bool
 ) -> None:
-    from trtopt.trt.messages import Messages
     from trtopt.trt.plans import LoadedEngine
 
     engine, allowed, plans = adding_engine(cuda), [], list[bytes]()
@@ -361,7 +360,7 @@ def test_code_that_a_plan_carries_runs_only_by_request(
     def load(plan: bytes, name: str, *, host_code: bool, **_: Any) -> Any:
         allowed.append(host_code)
         plans.append(plan)
-        return LoadedEngine(SimpleNamespace(), engine, None, Messages())
+        return LoadedEngine(SimpleNamespace(), engine, None)
 
     manifest = SimpleNamespace(
         generation={"family": "tensorrt8", "product": "TensorRT", "version": made.version},

@@ -18,6 +18,7 @@ import json
 import re
 import types
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,10 @@ import onnx
 import onnx.numpy_helper
 
 API = Path(__file__).parent / "api"
-VERSIONS = ("8.6.0", "10.16.1", "11.4.0")
+VERSIONS = tuple(sorted((path.stem for path in API.glob("[1-9]*.json")), key=lambda name: int(name.split(".")[0])))
 LEAN_VERSIONS = tuple(f"lean-{version}" for version in VERSIONS)
 SCRATCH = 4096  # bytes a context needs; one more by the v2 name, to tell them apart
 UNSUPPORTED = {"Det", "Frobnicate"}  # operators that the simulated parsers refuse
-# Deprecated in 10 (python/src/infer/pyCore.cpp in NVIDIA/TensorRT), with what the bindings say is to be used.
-_DEPRECATED = {
-    "device_memory_size": "Deprecated in TensorRT 10.1. Superseded by get_device_memory_size_v2",
-    "create_execution_context_without_device_memory": "create_execution_context",
-}
 # What Python may override though the class doesn't list it (its C++ trampoline looks it up), and trtopt's own additions.
 _OVERRIDES = {"IOutputAllocator": {"reallocate_output", "reallocate_output_async", "notify_shape", "check"}}
 _HEAVY = {
@@ -48,6 +44,9 @@ _HEAVY = {
 class Simulation:
     """One stand-in module and everything that was done to it.
 
+    Args:
+        later: it is a pretended version with the names of `version`, apart from those that are `renamed`: "Class.name" → new.
+
     Attributes:
         module: what takes the place of `tensorrt`.
         missed: "Class.name" of every name that this generation lacks and that was asked for.
@@ -60,14 +59,16 @@ class Simulation:
         contexts: every execution context that was created, in order.
     """
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, later: str = "", renamed: Mapping[str, str] | None = None) -> None:
         full = version.removeprefix("lean-")
         self.api = json.loads((API / f"{full}.json").read_text())
         if version.startswith("lean-"):
             for kind, names in json.loads((API / "lean.json").read_text())[full].items():
                 there = self.api[kind]
                 self.api[kind] = {name: there[name] for name in names} if isinstance(there, dict) else names
-        self.version, self.major = self.api["version"], int(full.removeprefix("rtx-").split(".")[0])
+        self.version = later or self.api["version"]
+        self.major = int((later or full).removeprefix("rtx-").split(".")[0])
+        self.renamed = renamed or {}
         self.rtx = version.startswith("rtx")
         self.missed: set[str] = set()
         self.configs: list[Any] = []
@@ -90,8 +91,11 @@ class _Module(types.ModuleType):
         self.__version__ = sim.version
         simulated = _simulated(sim)
         for name, members in sim.api["classes"].items():
-            setattr(self, name, _strict_class(sim, name, members, simulated.get(name, {})))
-        for name, members in sim.api["enums"].items():
+            made = {sim.renamed.get(f"{name}.{key}", key): value for key, value in simulated.get(name, {}).items()}
+            there = [sim.renamed.get(f"{name}.{member}", member) for member in members]
+            setattr(self, name, _strict_class(sim, name, there, made))
+        for name, listed in sim.api["enums"].items():
+            members = {sim.renamed.get(f"{name}.{key}", key): value for key, value in listed.items()}
             outer, _, inner = name.rpartition(".")
             values = _enum(sim, inner, members)
             setattr(getattr(self, outer) if outer else self, inner, values)
@@ -402,10 +406,11 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         self._set["engine_host_code_allowed"] = False
 
     def deprecated(name: str) -> None:
-        """As 10's bindings warn: they make the call even where the warning is an error, which then is left set."""
+        """As 10's bindings warn (python/src/infer/pyCore.cpp): they make the call even where the warning is an error, which
+        then is left set."""
         if sim.major == 10:
             try:
-                warnings.warn(f"Use {_DEPRECATED[name]} instead.", DeprecationWarning, stacklevel=3)
+                warnings.warn(f"{name} is deprecated", DeprecationWarning, stacklevel=3)
             except DeprecationWarning as error:
                 raise SystemError(f"{name} returned a result with an exception set") from error
 

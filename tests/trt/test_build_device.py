@@ -23,7 +23,6 @@ from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.cuda.driver import Driver
 from trtopt.engine.manifest import manifest_path, read_manifest
 from trtopt.trt.generation import Generation
-from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 
 Install = Callable[[str], tuple[Simulation, Generation]]
@@ -124,7 +123,7 @@ def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
         tensors = {key: ("FLOAT", "float32", *item, "DEVICE") for key, item in shapes.items()}
         results = lambda _: {"y": (1, 3)}, lambda _: {"y": np.zeros((1, 3), np.float32)}
         engine = FakeEngine(cuda, tensors, [{"x": (shapes["x"][0],) * 3}], *results)
-        return LoadedEngine(SimpleNamespace(IOutputAllocator=object), engine, None, Messages())
+        return LoadedEngine(SimpleNamespace(IOutputAllocator=object), engine, None)
 
     def opened(ordinal: int) -> Device:
         return Device(functions=cuda, info=GPUS[ordinal])

@@ -11,7 +11,6 @@ from standins import SCRATCH, Simulation, plan_without_layers
 from trtopt.core.errors import EngineError
 from trtopt.trt.families import TensorRTRTX
 from trtopt.trt.generation import Generation
-from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 
 RTX = "rtx-1.7.1"
@@ -29,7 +28,7 @@ def opened(stand_in: Open, with_gpu: Callable[[int | None], None]) -> Open:
         else:
             with_gpu(90)
             sim = Simulation(RTX)
-            generation = TensorRTRTX(sim.module)
+            generation = TensorRTRTX(sim.module, "rtx")
         sim.missed.clear()
         return sim, generation
 
@@ -122,7 +121,7 @@ def test_a_callback_never_raises_into_tensorrt(kind: type[BaseException], opened
 
 def test_the_real_base_class_takes_the_allocator() -> None:
     module, shapes = pytest.importorskip("tensorrt_rtx"), dict[str, tuple[int, ...]]()
-    loaded = LoadedEngine(module, None, None, Messages())
+    loaded = LoadedEngine(module, None, None)
     allocator: Any = loaded.output_allocator(lambda name, nbytes, alignment: nbytes + alignment, shapes.__setitem__)
     assert allocator.reallocate_output_async("y", None, 1024, 256, 0) == 1280
     allocator.notify_shape("y", module.Dims([3, 5]))
@@ -130,12 +129,11 @@ def test_the_real_base_class_takes_the_allocator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept", "notes"),
-    [(None, b"kernels", 0), (b"kernels of before", b"kernels of before", 0), (b"of another GPU", b"kernels", 1)],
+    ("given", "kept"),
+    [(None, b"kernels"), (b"kernels of before", b"kernels of before"), (b"of another GPU", b"kernels")],
 )
-def test_rtx_keeps_its_kernels(given: bytes | None, kept: bytes, notes: int, opened: Open) -> None:
+def test_rtx_keeps_its_kernels(given: bytes | None, kept: bytes, opened: Open) -> None:
     sim, generation = opened(RTX)
     loaded = generation.load(plan_without_layers(sim), "a.engine", runtime_cache=given)
     assert loaded.runtime_cache() == kept
-    assert len(loaded.notes) == notes
     assert not sim.missed

@@ -25,7 +25,6 @@ from trtopt.core.version import to_install
 from trtopt.trt import loaders, plan_loader, select
 from trtopt.trt.compatibility import PlanOrigin, reads, runs_on, unread
 from trtopt.trt.loader import Loader
-from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 
 ROWS = ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))
@@ -112,7 +111,7 @@ def test_only_a_plans_own_version_says_what_it_is_asked() -> None:
             return "x"
 
     for made, size, aliases in (((), 2, True), ((10, 0, 1), 1, False), ((10, 3), 2, False), ((10, 16), 2, True)):
-        loaded = LoadedEngine(None, Engine(), None, Messages(), made=made)
+        loaded = LoadedEngine(None, Engine(), None, made=made)
         assert (loaded.scratch_bytes, loaded.aliases("x", "y")) == (size, aliases)
 
 

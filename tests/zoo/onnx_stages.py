@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from trtopt.trt import installed
+from trtopt.trt import loaders
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import onnx_tests
@@ -17,7 +17,7 @@ WHICH = {"plain": "", "const": r"^(?!.*expanded)"}
 
 def wrong(variant: str, part: int, folder: Path) -> list[str]:
     """What check, folding and FP16 typing do wrong with each of a part's models."""
-    backend = "rtx" if any(generation.family == "rtx" for generation in installed()) else "auto"
+    backend = "rtx" if any(generation.family == "rtx" for generation in loaders()) else "auto"
     found, count = [], 0
     for case in onnx_tests.cases(variant, part, PARTS, WHICH[variant]):
         count += 1

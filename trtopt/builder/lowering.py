@@ -242,7 +242,7 @@ def judge(
     # Where the work of a node isn't known, all count the same.
     weight = work if work.keys() >= {*asked_nodes, *lowered.asked} else dict.fromkeys((*asked_nodes, *lowered.asked), 1)
     total = sum(weight[node] for node in asked_nodes)
-    unknown = engine.layers_unknown if not engine.layers or unnamed_nodes else ""
+    unknown = engine.unread if not engine.layers or unnamed_nodes else ""
     hidden = _hidden(engine, lowered, spec, named_nodes)
     count = len(lowered.asked)
     if not unknown and not hidden and engine.layers and 2 * sum(weight[node] for node in unnamed_nodes) > total:

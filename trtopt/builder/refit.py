@@ -34,6 +34,7 @@ from trtopt.graph.proto import all_nodes, dtype_name, tensor_chunks
 from trtopt.ort.folding import proven
 from trtopt.trt import select
 from trtopt.trt.plans import host_code_refused
+from trtopt.trt.refitting import refit_plan
 
 _WHOLE = {"INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL", "STRING"}  # types of shapes, axes and masks
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
@@ -136,7 +137,8 @@ def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> Ref
         raise UnsupportedRequest(f"{engine} can't take the weights of {name}", [why])
     with scratch() as folder, reporter.phase(f"refitting with {generation}"):
         save_model(graph, path := folder / "model.onnx")
-        new_plan, count = generation.refit_plan(
+        new_plan, count = refit_plan(
+            generation,
             plan,
             path,
             build.spec,

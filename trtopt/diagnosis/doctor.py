@@ -334,23 +334,23 @@ def cuda_versions(host: Host) -> Iterator[HostFinding]:
             yield HostFinding("driver-too-old", "error", fact, why, command)
 
 
-_RTX_GPUS = (75, 80, 86, 89, 120, 121)
-
-
 def gpu_generation(host: Host) -> Iterator[HostFinding]:
+    from trtopt.trt.facts import GENERATIONS, LATER, extras, family_of  # with its room, which a child doesn't need
+
+    newest, *_, oldest = extras("tensorrt")
     version = release(str(host.answered("tensorrt").get("version", "")))
-    least = 50 if version < (10,) else 70 if version < (10, 5) else 75
-    most = 90 if version < (10, 8) else 999
-    for gpu in host.gpus.devices:
-        sm, why, extra = gpu.compute_capability, "builds fail, or kernels are missing", "trt8"
-        if version and not least <= sm <= most:
-            limit = f"sm{least} {'and later' if most == 999 else f'to sm{most}'}"
-            fact, extra = f"TensorRT {'.'.join(map(str, version))} is for {limit}", "trt11" if sm > most else "trt8"
-        elif not version and "tensorrt_rtx" in host.answers and sm not in _RTX_GPUS:
-            fact, extra = "TensorRT-RTX isn't for it; no other TensorRT is here", "trt11"
-            why = "engines can be built here for other GPUs, and not run"
-        else:
+    family = family_of("tensorrt", version) if version else "rtx" if "tensorrt_rtx" in host.answers else ""
+    gpus = GENERATIONS[family].gpus_of(version) if family else ()
+    for gpu in host.gpus.devices if family else ():
+        sm, why, extra = gpu.compute_capability, "builds fail, or kernels are missing", newest
+        if sm in gpus:
             continue
+        if version:
+            limit = f"sm{gpus[0]} {'and later' if LATER - 1 in gpus else f'to sm{gpus[-1]}'}"
+            fact, extra = f"TensorRT {'.'.join(map(str, version))} is for {limit}", newest if sm > gpus[-1] else oldest
+        else:
+            fact = "TensorRT-RTX isn't for it; no other TensorRT is here"
+            why = "engines can be built here for other GPUs, and not run"
         yield HostFinding("gpu-not-supported", "error", f"{gpu.name} is sm{sm}; {fact}", why, to_install(extra))
 
 
@@ -360,8 +360,10 @@ def missing_packages(host: Host) -> Iterator[HostFinding]:
         command = f"pip install 'cuda-bindings=={host.gpus.driver[0] if host.gpus.driver else 12}.*'"
         yield HostFinding("no-cuda-bindings", "warning", fact, why, command)
     if not any(module.startswith("tensorrt") for module in host.answers):
+        from trtopt.trt.facts import extras
+
         why = "models can be exported, checked and calibrated; engines can't be built"
-        command = to_install("trt11" if host.gpus else "rtx")
+        command = to_install(extras("tensorrt")[0] if host.gpus else "rtx")
         yield HostFinding("no-tensorrt", "warning", "no TensorRT is installed", why, command)
 
 

@@ -139,7 +139,7 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
 
     Raises:
         UsageError: no such file, not TOML, an unknown key or a value that isn't allowed (the place is named), a data set that
-            isn't there or that no job names, options that don't go together or have no effect, or two jobs with one name.
+            isn't there, options that don't go together or have no effect, or two jobs with one name.
     """
     file = existing_file(path, "the job list")
     with _saying(str(file)):
@@ -149,7 +149,6 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
                 with _saying(f"[[job]] {number}"):
                     if choice(str(entry.get("kind", KINDS[0])), KINDS, "kind") == kind:
                         reader.add(entry, number)
-        reader.refuse_idle()
         reader.call().check()
     return tuple(sorted(reader.jobs.values(), key=lambda job: reader.order[job.name]))
 
@@ -250,8 +249,8 @@ class _Reader:
             choice(precision, PRECISIONS, "precision")
         targets, resources = (_several(given, name, [""]) for name in ("target", "resource"))
         builds, unused = list[BuildJob](), dict.fromkeys(defaults, "")
-        for model, precision, target, resource in product(self._models(given), precisions, targets, resources):
-            job = self._build(given.name, model, precision, target, resource, data, defaults)
+        for variant in product(self._models(given), precisions, targets, resources):
+            job = self._build(given.name, data, defaults, *variant)
             without_effect = idle(job.request)  # in this precision; it may have one in the list's others
             unused = {name: why for name in unused if (why := without_effect.get(name))}
             job = replace(job, request=without(job.request, *without_effect))
@@ -259,25 +258,15 @@ class _Reader:
             builds.append(job)
         for problem in unused.values():
             raise UsageError(problem)
-        if data is not None and not any(
-            job.calibration or job.request.images or job.request.data is not None for job in builds
-        ):
-            raise UsageError("none of these engines needs data: drop it")
         for job in builds:
             if job.calibration is not None:
                 yield job.calibration
             yield job
 
     def _build(
-        self,
-        base_name: str | None,
-        model: Path,
-        precision: str,
-        target: str,
-        resource: str,
-        data: DataSet | None,
-        defaults: Mapping[str, Any],
+        self, base_name: str | None, data: DataSet | None, defaults: Mapping[str, Any], *variant: Any
     ) -> BuildJob:
+        model, precision, target, resource = variant
         compiled = "-".join(f"sm{item}" for item in parse_targets(target)) if target else ""
         node = re.sub(r"[^\w.+-]", "_", resource.rpartition(":")[2])
         name = ".".join(filter(None, [base_name or model.stem, precision, compiled, node]))
@@ -334,20 +323,6 @@ class _Reader:
                 reads.setdefault(name, []).append(value)
             targets += [item for item in call.targets if item[0] != "timing_cache" or item not in targets]  # of all
         return Call(reads, targets)
-
-    def refuse_idle(self) -> None:
-        """Raise UsageError for what the list says and no job of it uses."""
-        jobs = self.jobs.values()
-        used = {job.data.name for job in jobs if job.data is not None}
-        if spare := [name for name in self.data if name not in used]:
-            raise UsageError(f"[data.{spare[0]}] has no effect without a job that names it: add one, or drop it")
-        for kind, need, names in (
-            (Job, "a job that calibrates", ("output", "device")),
-            (BuildJob, 'a job of kind = "build"', ("engines",)),
-        ):
-            said = [name for name in names if name in self.content]
-            if said and not any(isinstance(job, kind) for job in jobs):
-                raise UsageError(f"{said[0]} has no effect without {need}: add one, or drop it")
 
 
 def in_list(text: str) -> str:

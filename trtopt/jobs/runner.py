@@ -7,6 +7,7 @@ ends the jobs that need it and no others.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar, Union
@@ -26,7 +27,6 @@ from trtopt.core.host import cores, free_memory
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.options import taking
 from trtopt.core.progress import Phase, Reporter
-from trtopt.engine.manifest import manifest_path
 from trtopt.graph.io import external_files
 from trtopt.jobs import work
 from trtopt.jobs.joblist import BuildJob, DataSet, Job, in_list, load_jobs
@@ -65,49 +65,62 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         OutputError: the state can't be written.
         MissingDependency: Ray is asked for and not installed.
     """
-    reporter, started, have = request.reporter, time.monotonic(), cores()
-    listed = load_jobs(request.jobs)
+    started, listed = time.monotonic(), load_jobs(request.jobs)
     path = state_beside(request.jobs) if request.state is None else Path(request.state)
-    threads = request.threads or 1
-    workers = request.workers or max(1, min(have // threads, (free_memory() or _EACH * have) // _EACH))
-    if workers * threads > have and request.ray is None:
-        reporter.warn(f"{workers} workers with {threads} threads each share {have} cores: fewer would be faster")
-    building = [job for job in listed if isinstance(job, BuildJob)]
     device = next((job.device for job in listed if isinstance(job, Job)), "cpu")
-    if request.ray is None and (elsewhere := [job for job in building if job.resource]):
+    gpus = _examined(request, listed, device)
+    with State.locked(path) as state, request.reporter.phase("jobs", len(listed)) as phase:
+        run = _Run(state, request.reporter, phase, device)
+        run.begin(listed)
+        if request.ray is None:
+            _run_here(request, run, listed, gpus)
+        else:
+            _run_on_cluster(request.ray, request.threads or 1, run, listed)
+    return JobsResult(tuple(run.results[job.name] for job in listed), path, time.monotonic() - started)
+
+
+def _examined(request: JobsRequest, listed: Sequence[Job | BuildJob], device: str) -> tuple[str, ...]:
+    """Refuse what can't be done before any work; return the GPUs of this machine where the list may use them."""
+    builds, gpus = [job for job in listed if isinstance(job, BuildJob)], tuple[str, ...]()
+    if request.ray is None and (elsewhere := [job for job in builds if job.resource]):
         raise UsageError(
             f"{elsewhere[0].name} is to be built on a Ray node with resource = {elsewhere[0].resource!r}: add `ray='auto'`, or "
             "drop resource from the list"
         )
-    gpus: tuple[str, ...] = ()
-    if building or device != "cpu":
-        requests = [(job.name, job.request) for job in building]
+    if builds or device != "cpu":
+        requests = [(job.name, job.request) for job in builds]
         with closing(Workers([{}])) as asking:  # a process that ends then: TensorRT takes memory, on the first GPU too
             gpus = asking.submit(work.examine_builds, requests, request.ray is None).result()
         if len(set(gpus)) > 1 and request.ray is None:
-            reporter.note("GPUs of different kinds: the first is used, others where CUDA_VISIBLE_DEVICES names them")
+            request.reporter.note(
+                "GPUs of different kinds: the first is used, others where CUDA_VISIBLE_DEVICES names them"
+            )
     if device != "cpu" and not gpus and request.ray is None:
         raise DeviceError(f'no GPU can be used here; drop device = "{device}" from {os.fspath(request.jobs)}')
-    with ExitStack() as stack:
-        state = stack.enter_context(State.locked(path))
-        phase = stack.enter_context(reporter.phase("jobs", len(listed)))
-        run = _Run(state, reporter, phase, device)
-        run.begin(listed)
-        if request.ray is not None:
-            from trtopt.jobs.cluster import Cluster
+    return gpus
 
-            cluster = Cluster(request.ray, threads, path.parent)
-            stack.callback(cluster.close)
-            needy = device != "cpu" or any(takes_gpu(job, cluster.has_gpus) for job in building)
-            cluster.check({job.resource for job in building}, needy)
-            run.calibrate(cluster, listed)
-            run.build(cluster, listed)
-        else:
-            for on_gpu, step in ((device != "cpu", run.calibrate), (bool(gpus), run.build)):
-                places = gpu_places(gpus) if on_gpu else [{}] * workers
-                with closing(Workers(places, request.threads or max(1, have // len(places)))) as place:
-                    step(place, listed)
-    return JobsResult(tuple(run.results[job.name] for job in listed), path, time.monotonic() - started)
+
+def _run_here(request: JobsRequest, run: _Run, listed: Sequence[Job | BuildJob], gpus: Sequence[str]) -> None:
+    have, threads = cores(), request.threads or 1
+    workers = request.workers or max(1, min(have // threads, (free_memory() or _EACH * have) // _EACH))
+    if workers * threads > have:
+        text = f"{workers} workers with {threads} threads each share {have} cores: fewer would be faster"
+        request.reporter.warn(text)
+    for on_gpu, step in ((run.device != "cpu", run.calibrate), (bool(gpus), run.build)):
+        places = gpu_places(gpus) if on_gpu else [{}] * workers
+        with closing(Workers(places, request.threads or max(1, have // len(places)))) as place:
+            step(place, listed)
+
+
+def _run_on_cluster(address: str, threads: int, run: _Run, listed: Sequence[Job | BuildJob]) -> None:
+    from trtopt.jobs.cluster import Cluster
+
+    builds = [job for job in listed if isinstance(job, BuildJob)]
+    with closing(Cluster(address, threads, run.state.path.parent)) as cluster:
+        needy = run.device != "cpu" or any(takes_gpu(job, cluster.has_gpus) for job in builds)
+        cluster.check({job.resource for job in builds}, needy)
+        run.calibrate(cluster, listed)
+        run.build(cluster, listed)
 
 
 def takes_gpu(job: BuildJob, there: bool) -> bool:
@@ -161,12 +174,13 @@ class _Run:
 
     Attributes:
         results: of the jobs that are through, by name.
+        state, device: as given.
     """
 
     def __init__(self, state: State, reporter: Reporter, phase: Phase, device: str) -> None:
         self.results: dict[str, JobResult] = {}
-        self._state, self._reporter, self._phase = state, reporter, phase
-        self._device, self._guard, self._stopped = device, threading.Lock(), False
+        self.state, self._reporter, self._phase = state, reporter, phase
+        self.device, self._guard, self._stopped = device, threading.Lock(), False
         self._running: dict[str, float] = {}
         self._keys: dict[str, dict[str, str]] = {}  # of a record; a build's own is in its engine's manifest
 
@@ -177,18 +191,14 @@ class _Run:
         for job in listed:
             if isinstance(job, BuildJob):
                 self._keys[job.name] = {"kind": "build"}
-                self._state.record(job.name, {"kind": "build", "state": "pending"})
+                self.state.record(job.name, {"kind": "build", "state": "pending"})
                 continue
-            record = self._state.jobs.get(job.name, {})
-            content = {
-                "versions": versions,
-                "model": models(job.model),
-                "data": samples(job.data),
-                "method": job.method,
-                "overrides": job.precision_override,
-                "output": str(job.output.absolute()),
-            }
-            key = sha256_json(content | ({"device": job.device} if job.device != "cpu" else {}))
+            record = self.state.jobs.get(job.name, {})
+            content: dict[str, Any] = {"versions": versions, "method": job.method, "overrides": job.precision_override}
+            content |= {"output": str(job.output.absolute())} | ({"device": job.device} if job.device != "cpu" else {})
+            with contextlib.suppress(Exception):  # what can't be read is found out when the job runs
+                content |= {"model": models(job.model), "data": samples(job.data)}
+            key = sha256_json(content)
             self._keys[job.name] = {"key": key}
             done = record.get("state") == "done" and record.get("key") == key
             if done and job.output.is_file() and sha256_file(job.output) == record.get("sha256"):
@@ -196,7 +206,7 @@ class _Run:
                 self._reporter.note(f"{job.name}: done before")
                 self._phase.advance()
                 continue
-            self._state.record(job.name, {"state": "pending", "key": key})
+            self.state.record(job.name, {"state": "pending", "key": key})
             try:  # told now rather than after the work
                 check_writable(made_folder(job.output.parent) / job.output.name)
             except OutputError as error:
@@ -240,8 +250,8 @@ class _Run:
     def _calibrate(self, place: Place, jobs: list[Job]) -> None:
         first = jobs[0]
         self._start(jobs)
-        folder = Path(mkdtemp(dir=self._state.scratch))
-        gpu = self._device != "cpu"
+        folder = Path(mkdtemp(dir=self.state.scratch))
+        gpu = self.device != "cpu"
         opened = place.submit(work.open_pass, first, folder, place.threads).result()
         count = opened.samples.samples
         size = min(LARGEST, max(SMALLEST, -(-count // place.slots)))
@@ -249,7 +259,7 @@ class _Run:
         shards, starts = list[work.Shard](), range(0, count, size)
         pending = [
             place.submit(
-                work.observe_shard, opened, start, min(start + size, count), place.threads, self._device, gpu=gpu
+                work.observe_shard, opened, start, min(start + size, count), place.threads, self.device, gpu=gpu
             )
             for start in starts
         ]
@@ -279,8 +289,6 @@ class _Run:
         if job.calibration is not None and self.results[job.calibration.name].state != "done":
             raise CalibrationError(f"its table wasn't made: {self.results[job.calibration.name]}")
         made_folder(job.output.parent, advice="")
-        for path in (job.output, manifest_path(job.output)):
-            check_writable(path)
         self._start([job])
         gpu = takes_gpu(job, place.has_gpus)
         self._record(job, "done", place.submit(work.build_engine, job.request, gpu=gpu, resource=job.resource).result())
@@ -321,29 +329,23 @@ class _Run:
     def _write(self, job: Job | BuildJob, record: Mapping[str, Any]) -> None:
         if self._stopped:
             raise _Stopped
-        self._state.record(job.name, record)
+        self.state.record(job.name, record)
 
 
-# The content that a table depends on, by its files' bytes alone; what can't be read is found out when the job runs.
+# The content that a table depends on, by its files' bytes alone.
 
 
 def _model(path: Path) -> object:
-    try:
-        # It refuses what isn't a file of the model's, before that is opened.
-        beside = external_files(existing_file(path, "the model")).values()
-        return [sha256_file(path), *((file.name, sha256_file(file)) for file in beside)]
-    except Exception as error:  # protobuf raises errors of its own
-        return str(error)
+    # It refuses what isn't a file of the model's, before that is opened.
+    beside = external_files(existing_file(path, "the model")).values()
+    return [sha256_file(path), *((file.name, sha256_file(file)) for file in beside)]
 
 
 def _samples(data: DataSet) -> object:
     source = data.images or data.data or Path()
     suffixes = EXTENSIONS if data.images is not None else ARRAYS
-    try:
-        files = [source] if source.is_file() else sorted(source.rglob("*"))
-        digests = [sha256_file(file) for file in files if file.is_file() and file.suffix.lower() in suffixes]
-    except OSError as error:
-        return str(error)
+    files = [source] if source.is_file() else sorted(source.rglob("*"))
+    digests = [sha256_file(file) for file in files if file.is_file() and file.suffix.lower() in suffixes]
     return {
         "kind": "images" if data.images is not None else "arrays",
         "files": sorted(digests),

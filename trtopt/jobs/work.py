@@ -48,7 +48,6 @@ class Pass:
     folder: Path
     fixed_batch: int
     samples: Batches
-    described: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def open_pass(job: Job, folder: Path, threads: int) -> Pass:
     check_samples(samples, insist=None if job.data.allow_unusual_data else insist)
     sizes = () if alone(loaded.inputs) else (info.shape[0] for info in loaded.inputs if info.shape)
     fixed = max((size for size in sizes if isinstance(size, int)), default=1)
-    return Pass(replace(prepared, proto=onnx.ModelProto()), folder, fixed, samples, samples.describe())
+    return Pass(replace(prepared, proto=onnx.ModelProto()), folder, fixed, samples)
 
 
 @lru_cache(maxsize=1)

@@ -5,8 +5,8 @@
     result = generation.build(path, spec, quantized=True)
     engine = plan_loader("auto", plan_origin(result.plan)).load(result.plan)  # also "lean", which builds nothing
 
-Four generations stand behind one interface. What differs is read off the module or in two small files; elsewhere code asks
-`generation.capabilities`.
+Four generations stand behind one interface. What differs is read off the module, a row of the table (facts.py) or a method
+(families.py); elsewhere code asks `generation.capabilities`.
 """
 
 from __future__ import annotations
@@ -18,31 +18,24 @@ from trtopt.core.errors import NoBackend
 from trtopt.core.values import choice, chosen_builder
 from trtopt.core.version import to_install
 from trtopt.cuda.device import probe
-from trtopt.trt.compatibility import MAJORS, PlanOrigin, numbers
-from trtopt.trt.families import TensorRT8, TensorRTRTX
+from trtopt.trt.compatibility import PlanOrigin, numbers
+from trtopt.trt.facts import MODULES, extras, family_of, rows
+from trtopt.trt.families import FAMILIES
 from trtopt.trt.generation import Generation
 from trtopt.trt.loader import Lean, Loader
 
-_FAMILIES: dict[int, type[Generation]] = {**dict.fromkeys(MAJORS, Generation), 8: TensorRT8}
-LEAN = ("tensorrt_lean", "tensorrt_lean_bindings")  # 8.6's wheel and the metapackage; the bindings alone
 _KINDS = {"auto": (False, True), "tensorrt": (False,), "lean": (True,), "rtx": ()}  # backend → is it a lean runtime?
 _made: dict[ModuleType, Loader] = {}
 
 
-def installed() -> tuple[Generation, ...]:
-    """Every TensorRT that builds and imports here, TensorRT before TensorRT-RTX. Importing runs none of their native set-up."""
-    return tuple(
-        generation for name in ("tensorrt", "tensorrt_rtx") if isinstance(generation := _look(name), Generation)
-    )
-
-
 def loaders() -> tuple[Loader, ...]:
-    """Every TensorRT that loads plans and imports here: those of `installed`, and then the lean runtimes."""
-    lean: dict[str, Loader] = {}  # by version: a metapackage and its bindings are one
-    for name in LEAN:
-        if isinstance(loader := _look(name), Lean):
-            lean.setdefault(loader.version, loader)
-    return (*installed(), *lean.values())
+    """Every TensorRT that imports here, importing runs none of their native set-up: those that build, TensorRT before
+    TensorRT-RTX, and then the lean runtimes."""
+    found: dict[str, Loader] = {}  # a metapackage and its bindings are one
+    for item in (*_look("tensorrt"), *_look("rtx"), *_look("lean")):
+        if isinstance(item, Loader):
+            found.setdefault(str(item), item)
+    return tuple(found.values())
 
 
 def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:
@@ -55,7 +48,7 @@ def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:
     if not candidates:
         if backend != "lean":
             return select(backend if origin is None else "tensorrt")
-        raise NoBackend(f"`backend='lean'`: {'; '.join(map(str, map(_look, LEAN)))}: {_to_install('lean')}")
+        raise NoBackend(f"`backend='lean'`: {'; '.join(map(str, _look('lean')))}: {_to_install('lean')}")
     return next((item for item in candidates if origin is None or not item.unread(origin)), candidates[0])
 
 
@@ -67,7 +60,7 @@ def select(backend: str = "auto") -> Generation:
         UsageError: another word.
     """
     chosen_builder(backend)
-    tensorrt, rtx = _look("tensorrt"), _look("tensorrt_rtx")
+    [tensorrt], [rtx] = _look("tensorrt"), _look("rtx")
     if backend != "auto":
         generation = rtx if backend == "rtx" else tensorrt
         if isinstance(generation, Generation):
@@ -88,12 +81,15 @@ def select(backend: str = "auto") -> Generation:
 
 
 def _to_install(backend: str) -> str:
-    extras = {"rtx": ("rtx",), "lean": ("lean", "lean8", "lean11"), "tensorrt": ("trt11", "trt10", "trt8")}[backend]
-    return " or ".join(map(to_install, extras))
+    return " or ".join(map(to_install, extras(backend)))
 
 
-def _look(name: str) -> Loader | str:
-    """Return what an importable module is to us, or why it is nothing."""
+def _look(backend: str) -> list[Loader | str]:
+    """Return what each module of a backend is to us, or why it is nothing."""
+    return [_imported(name, backend) for name in MODULES[backend]]
+
+
+def _imported(name: str, backend: str) -> Loader | str:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -101,12 +97,10 @@ def _look(name: str) -> Loader | str:
     except Exception as error:  # its loader raises whatever a missing or foreign native library leads to
         return f"{name} is installed but fails to import ({type(error).__name__}: {error})"
     if module not in _made:
-        family: type[Loader] | None = TensorRTRTX
-        if name != "tensorrt_rtx":
-            release = numbers(str(module.__version__))
-            family = _FAMILIES.get(release[0]) if release >= (8, 6) else None
-            family = Lean if family and name in LEAN else family
-        if family is None:
-            return f"{name} {module.__version__} isn't supported (8.6, 10 and 11 are)"
-        _made[module] = family(module)
+        family = family_of(backend, numbers(str(module.__version__)))
+        if not family:
+            known = (".".join(map(str, facts.first)) for facts in rows(backend).values())
+            return f"{name} {module.__version__} isn't supported ({', '.join(known)} are)"
+        kind: type[Loader] = Lean if backend == "lean" else FAMILIES.get(family, Generation)
+        _made[module] = kind(module, family)
     return _made[module]

@@ -14,10 +14,6 @@ _TYPES = {"UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn", "INT4": 
 
 LEAST = {Precision.FP8: 89, Precision.BF16: 80}
 """Compute capability that the arithmetic needs."""
-_FP8_FLOATS = {  # seen on 10.6, H100 (docs/results/tensorrt-10.md)
-    "ConvTranspose": "TensorRT has no transposed convolution in FP8",
-    "grouped Conv": "TensorRT makes a grouped convolution in FP8 one convolution for each group",
-}
 _MEMBERS = {  # capability → what of the module shows it
     "typed_graph": ("NetworkDefinitionCreationFlag", "STRONGLY_TYPED"),
     "layer_precision": ("ILayer", "precision"),
@@ -25,6 +21,9 @@ _MEMBERS = {  # capability → what of the module shows it
     "strip": ("BuilderFlag", "STRIP_PLAN"),
     "refit": ("BuilderFlag", "REFIT"),
     "version_compatible": ("BuilderFlag", "VERSION_COMPATIBLE"),
+    "precision_flags": ("BuilderFlag", "INT8"),
+    "native_calibrator": ("IBuilderConfig", "int8_calibrator"),
+    "progress_monitor": ("IBuilderConfig", "progress_monitor"),
 }
 _SWITCHES = {  # options that are also capabilities: why not, what to do instead
     "timing_cache": ("has no timing cache", "drop it"),
@@ -92,27 +91,23 @@ class Capabilities:
 
 def read(trt: Any) -> Capabilities:
     """Ask the module's own members, so that stand-ins and future minor versions answer for themselves."""
-    config, types = trt.IBuilderConfig, trt.DataType
+    types = trt.DataType
     shown: dict[str, Any] = {name: hasattr(getattr(trt, owner), member) for name, (owner, member) in _MEMBERS.items()}
     # 8.6 has the type FP8 and a flag, but its ONNX parser has none.
     more = [name for name in _TYPES if hasattr(types, name) and (shown["typed_graph"] or name != "FP8")]
     precisions = {Precision.FP32, Precision.FP16, Precision.INT8}
     precisions |= {precision for precision in (Precision.BF16, Precision.FP8) if precision.name in more}
     targets = None
-    if hasattr(config, "set_compute_capability"):
+    if hasattr(trt.IBuilderConfig, "set_compute_capability"):
         matches = (re.fullmatch(r"SM(\d+)", name) for name in dir(trt.ComputeCapability))
         targets = frozenset(int(match[1]) for match in matches if match)
     return Capabilities(
         **shown,
-        precision_flags=hasattr(trt.BuilderFlag, "FP16") and hasattr(trt.BuilderFlag, "INT8"),
-        native_calibrator=hasattr(trt, "IInt8EntropyCalibrator2") and hasattr(config, "int8_calibrator"),
         precisions=frozenset(precisions),
         compute_targets=targets,
         hardware_levels=frozenset(
             level for level in HARDWARE_LEVELS if hasattr(trt.HardwareCompatibilityLevel, level.upper())
         ),
-        float_only_fp8=_FP8_FLOATS,
-        progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
         types=frozenset(
             {"float32", "float64", "float16", "int8", "int32", "int64", "bool", *(_TYPES[name] for name in more)}
         ),

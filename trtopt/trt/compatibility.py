@@ -5,12 +5,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import pairwise
 
-# TensorRT's major versions that are known here, each of which runs the one before's compatible plans.
-MAJORS = (8, 10, 11)
-_NEXT = dict(pairwise(MAJORS))
-_FIRST = (8, 6)  # that makes version-compatible plans
+from trtopt.trt.facts import GENERATIONS
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -55,7 +51,7 @@ def unread(origin: PlanOrigin, here: str, *, lean: bool = False) -> str:
         return f"{only}: build it without, or install that version"
     if runtime < plan:
         return f"version-compatible plans run on later versions, not on earlier ones: install {origin} or later"
-    if runtime[0] in (plan[0], _NEXT.get(plan[0])):
+    if runtime[0] in (plan[0], _after(plan[0])):
         return ""
     return f"version-compatible plans of {_short(plan)} run on {_later(plan)}: install one of these, or build it again"
 
@@ -74,8 +70,9 @@ def reads(product: str, here: str, *, lean: bool = False) -> str:
     if product != "TensorRT":
         return f"plans of {here}"
     runtime = numbers(here)
-    first = next((major for major, successor in _NEXT.items() if successor == runtime[0]), runtime[0])
-    oldest, latest = f"{first}.{_FIRST[1] if first == _FIRST[0] else 0}", _short(runtime)
+    facts = next(facts for facts in GENERATIONS.values() if facts.first[:1] == runtime[:1])
+    first = GENERATIONS[facts.before].first if facts.before else facts.first
+    oldest, latest = _short((*first, 0)), _short(runtime)
     own, those = ("version-compatible plans", "those") if lean else ("plans", "version-compatible ones")
     older = "" if latest == oldest else f"; {those} of {oldest} to {latest} that carry the lean runtime"
     return f"{own} of {here}{older}"
@@ -85,9 +82,14 @@ def _short(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version[:2]))
 
 
+def _after(major: int) -> int:
+    """Return the major version whose runtimes take compatible plans of this one, too; 0: none is known."""
+    return {GENERATIONS[row.before].first[0]: row.first[0] for row in GENERATIONS.values() if row.before}.get(major, 0)
+
+
 def _later(plan: tuple[int, ...]) -> str:
     """Name the runtimes that take version-compatible plans of this version, beside itself."""
-    successor = _NEXT.get(plan[0])
-    beyond = _NEXT.get(successor) if successor else None
+    successor = _after(plan[0])
+    beyond = _after(successor)
     text = f"later {plan[0]}.x" + (f" and {successor}.x" if successor else "")
     return f"{text} (not {beyond})" if beyond else text

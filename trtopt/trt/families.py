@@ -1,4 +1,4 @@
-"""The generations that differ from TensorRT 10 and 11: 8.6 and TensorRT-RTX.
+"""Native calls that differ from those of TensorRT 10 and 11: of 8.6 and TensorRT-RTX.
 
 Measured on 8.6: FP16-typed graphs run slower than FP32-typed ones with the FP16 flag, and FP16 Q/DQ scales don't parse;
 so the graph stays FP32-typed (Q/DQ included) and flags allow the rest.
@@ -7,10 +7,11 @@ so the graph stays FP32-typed (Q/DQ included) and flags allow the rest.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from trtopt.core.errors import UnsupportedRequest
 from trtopt.core.options import named
+from trtopt.core.progress import Reporter
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.trt.capabilities import LEAST, precisions
 from trtopt.trt.generation import Generation
@@ -27,23 +28,11 @@ _TURING = "with sm75 among the targets TensorRT-RTX runs INT8 convolutions in fl
 class TensorRT8(Generation):
     """TensorRT 8.6: weakly typed."""
 
-    family = "tensorrt8"
-
-    known: ClassVar[Mapping[str, Any]] = {
-        "max_opset": 17,  # much of 18 and later does not parse
-        "gates_in_int8": True,  # measured on H100s (docs/results/accuracy.md)
-        # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
-        # and convolves in FP16 or, in a profile of batch 1, in FP32.
-        "quantized_between": {
-            "grouped Conv": "TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind "
-            "it, or behind a Relu or Clip"
-        },
-    }
-
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
+        super()._configure(config, spec)
         # Else an engine's second context can't use the profile of the first; later generations always share.
         config.set_preview_feature(self.module.PreviewFeature.PROFILE_SHARING_0806, True)
 
@@ -51,24 +40,7 @@ class TensorRT8(Generation):
 class TensorRTRTX(Generation):
     """TensorRT-RTX: strongly typed; builds without a GPU for named compute capabilities, finishes kernels on the GPU."""
 
-    family = "rtx"
     product = "TensorRT-RTX"
-
-    known: ClassVar[Mapping[str, Any]] = {
-        "builds_without_gpu": True,
-        "timing_cache": False,  # the functions exist and do nothing
-        "hardware_levels": frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
-        "version_compatible": False,  # there is no lean runtime to carry
-        "stored_codes": True,
-        "float_only_fp8": {},
-        "float_only": {
-            "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
-        },
-        "absent": {
-            "NonMaxSuppression": "TensorRT-RTX has no implementation of it; export the model without it and select the boxes "
-            "outside the engine"
-        },
-    }
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         if spec.targets:
@@ -76,20 +48,21 @@ class TensorRTRTX(Generation):
         least = max(LEAST.get(precision, 0) for precision in precisions(spec))
         return tuple(target for target in DEFAULT_TARGETS if target >= least)
 
-    def _refusals(self, spec: BuildSpec) -> list[str]:
+    def _refusals(self, spec: BuildSpec, reporter: Reporter) -> list[str]:
         problems = []
-        if self._cautions(spec) and not spec.allow_precision_fallback:
-            problems.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
+        if 75 in spec.targets and spec.precision is Precision.INT8:
+            if spec.allow_precision_fallback:
+                reporter.warn(f"`target='sm75'`: {_TURING}")
+            else:
+                problems.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
         options = " and ".join(named(name, True) for name in ("strip", "refit") if getattr(spec, name))
         if options and not self.gpu():
             needed = "TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
             problems.append(f"{options}: {needed}")
         return problems
 
-    def _cautions(self, spec: BuildSpec) -> list[str]:
-        return [f"`target='sm75'`: {_TURING}"] if 75 in spec.targets and spec.precision is Precision.INT8 else []
-
     def _configure(self, config: Any, spec: BuildSpec) -> None:
+        super()._configure(config, spec)
         # Left unset it builds for a wider set, and takes models that the named targets refuse: always name them.
         targets = self.targets(spec)
         config.num_compute_capabilities = len(targets)
@@ -101,20 +74,19 @@ class TensorRTRTX(Generation):
     def _runtime_settings(
         self, engine: Any, runtime: Any, runtime_cache: bytes | None, capture: bool
     ) -> RuntimeSettings:
-        # TensorRT-RTX checks the cache against the current CUDA context, its version and the GPU; one that doesn't fit costs
-        # only the time of compiling the kernels again, so it is a note. Contexts' scratch memory is the caller's.
-        module, notes = self.module, []
+        # Contexts' scratch memory is the caller's.
+        module = self.module
         config = engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(module.ExecutionContextAllocationStrategy.USER_MANAGED)
-        captures = capture and hasattr(type(config), "cuda_graph_strategy")
-        if captures:
+        if capture:
             config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        # TensorRT-RTX checks what is in it against the current CUDA context, its version and the GPU; what doesn't fit is
+        # refused, and costs only the time of compiling the kernels again.
         cache = config.create_runtime_cache()
-        if runtime_cache and not cache.deserialize(runtime_cache):
-            notes.append("the runtime cache is of another GPU, driver or TensorRT-RTX: kernels are compiled again")
-        if not config.set_runtime_cache(cache):
-            notes.append("TensorRT-RTX takes no runtime cache here: kernels are compiled in every process")
-        return RuntimeSettings(cache, config, engine, runtime, captures, tuple(notes))
+        if runtime_cache:
+            cache.deserialize(runtime_cache)
+        config.set_runtime_cache(cache)
+        return RuntimeSettings(cache, config, engine, runtime, capture)
 
     def _found_layers(
         self, plan: memoryview, messages: Messages, ops: Mapping[str, str], in_float: Collection[str]
@@ -124,3 +96,7 @@ class TensorRTRTX(Generation):
         reports = [from_dump(dump, ops, in_float) for dump in messages.layers]
         layers = tuple(layer for report in reports for layer in report.layers)
         return LayerReport(layers, "; ".join(report.unread for report in reports if report.unread))
+
+
+FAMILIES: dict[str, type[Generation]] = {"tensorrt8": TensorRT8, "rtx": TensorRTRTX}
+"""By family; `Generation` itself is the others'."""

@@ -6,34 +6,30 @@ It is TensorRT 10 and 11 as it stands; a family (families.py) overrides the few 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import (
     BackendError,
     BuildFailed,
     DeviceError,
     EngineError,
-    InvalidModel,
     ModelError,
     OutputError,
     UnsupportedOperator,
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.core.files import existing_file, whole, write_bytes
-from trtopt.core.locks import alone
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import BuildSpec, Issue, LayerInfo
+from trtopt.core.values import BuildSpec, Issue
 from trtopt.core.version import to_install
-from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo, current_gpu
-from trtopt.trt import lean_library, parsing, watch, weak
+from trtopt.trt import lean_library, parsing, timing_cache, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.loader import Loader
@@ -44,56 +40,34 @@ if TYPE_CHECKING:  # running an engine needs no onnx
     from onnx import ModelProto
 
 
-@dataclass(frozen=True)
-class BuiltPlan:
-    """The result of a build.
+@dataclass(frozen=True, kw_only=True)
+class BuiltPlan(LayerReport):
+    """The result of a build, with the engine's layers.
 
     Attributes:
-        layers: the engine's layers as it reports them; `layers_unknown` says why some or all aren't known.
         warnings: TensorRT's warnings, repeated ones counted.
         seconds: of parsing and building.
         targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
         native_cache: the calibration cache that TensorRT's own calibrator wrote.
-        scratch: bytes of GPU memory that a context needs for activations; None: not known.
     """
 
     plan: bytes | memoryview
-    layers: tuple[LayerInfo, ...]
-    warnings: tuple[str, ...]
-    seconds: float
+    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
     targets: tuple[int, ...] = ()
-    layers_unknown: str = ""
     native_cache: bytes | None = None
-    scratch: int | None = None
-
-
-class _Objects:
-    """A build's TensorRT objects."""
-
-    builder: Any = None
-    config: Any = None
-    network: Any = None
-    parser: Any = None
 
 
 class Generation(Loader):
     """One installed TensorRT that builds.
 
     Attributes:
-        capabilities: what it honours, as its module shows, and as is `known` of its family.
+        capabilities: what it honours, as its module shows, and as is `known` of its generation.
     """
 
-    known: ClassVar[Mapping[str, Any]] = {
-        # Seen on 10.6 (docs/results/tensorrt-10.md): "No supported formats", at any kernel, stride and level.
-        "quantized_between": {
-            "ConvTranspose": "TensorRT 10 builds a transposed convolution in INT8 only where its result is quantized right "
-            "behind it, or behind a Relu or Clip"
-        }
-    }
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
-        self.capabilities: Capabilities = replace(read(module), **self.known)
+    def __init__(self, module: Any, family: str) -> None:
+        super().__init__(module, family)
+        self.capabilities: Capabilities = replace(read(module), **self.facts.known)
         # One build at a time in a process: two would time each other's kernels, and mix their messages.
         self._lock = threading.Lock()
 
@@ -104,16 +78,33 @@ class Generation(Loader):
         # Where there are no builder flags for precisions, every network is strongly typed, and this flag deprecated.
         return ("STRONGLY_TYPED",) if typed and self.capabilities.precision_flags else ()
 
-    def _refusals(self, spec: BuildSpec) -> list[str]:
-        """Refusals that only this family has."""
-        return []
-
-    def _cautions(self, spec: BuildSpec) -> list[str]:
-        """Say what the user should know before the build."""
+    def _refusals(self, spec: BuildSpec, reporter: Reporter) -> list[str]:
+        """Refusals that only this family has; the reporter hears what the user should know before the build."""
         return []
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
-        """Settings that only this family has."""
+        """Give a new config what `spec` asks for, apart from profiles and precisions."""
+        trt = self.module
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the engine can't say its precisions
+        if spec.workspace is not None:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
+        if spec.optimization_level is not None:
+            config.builder_optimization_level = spec.optimization_level
+        if spec.hardware_compatibility != "none":
+            level = getattr(trt.HardwareCompatibilityLevel, spec.hardware_compatibility.upper())
+            config.hardware_compatibility_level = level
+        flags = {
+            "VERSION_COMPATIBLE": spec.version_compatible,
+            "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
+            "STRIP_PLAN": spec.strip,
+            "REFIT_IDENTICAL": spec.strip and not spec.refit,  # else nothing is stripped
+            "REFIT": spec.refit,
+            "SPARSE_WEIGHTS": spec.sparsity,
+        }
+        for name in filter(flags.get, flags):
+            config.set_flag(getattr(trt.BuilderFlag, name))
+        if not spec.tf32:
+            config.clear_flag(trt.BuilderFlag.TF32)  # on by default
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         """Compute capabilities a build with `spec` is for; empty: the GPU of this machine."""
@@ -153,7 +144,7 @@ class Generation(Loader):
         there, what to type instead; DeviceError where there is no such GPU."""
         gpu, device = self.gpu(), self.device(spec)
         capability = device.compute_capability if device else None
-        problems = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec)]
+        problems = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec, reporter)]
         if spec.version_compatible and self.capabilities.version_compatible and not spec.exclude_lean_runtime:
             folder = Path(getattr(self.module, "__file__", None) or "").parent
             # TensorRT asks for it at the end of the build.
@@ -165,13 +156,11 @@ class Generation(Loader):
             )
         if problems:
             raise UnsupportedRequest(f"{self} can't do what was asked", problems)
-        for caution in self._cautions(spec):
-            reporter.warn(caution)
 
     def unsupported(self, model: Path) -> tuple[Issue, ...]:
         """All in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all. DeviceError
         where the parser needs a GPU and there is none."""
-        light = parsing.light_model(existing_file(model, "the model"))
+        light = parsing.light_model(model)
         ours = self.limits(light)
         with self._parser() as (objects, _):
             theirs = parsing.ask_support(objects.parser, model, parsing.graph_nodes(light))
@@ -186,29 +175,34 @@ class Generation(Loader):
         """Inputs of a model that the parser takes whose values decide shapes, and how many values each has."""
         from trtopt.graph.proto import tensor_info
 
-        light = parsing.light_model(existing_file(model, "the model"))
-        if light is None or not any(may_be_values(tensor_info(value)) for value in light.graph.input):
+        light = parsing.light_model(model)
+        if not any(may_be_values(tensor_info(value)) for value in light.graph.input):
             return ()
 
         with self._network(model) as network:
             inputs, names = parsing.network_inputs(network)
             return tuple((info.name, value_count(info)) for info in inputs if info.name in names)
 
-    def limits(self, graph: ModelProto | None) -> tuple[Issue, ...]:
-        """List what no build of this generation takes, found without its parser; nothing in a file that onnx can't read."""
+    def limits(self, graph: ModelProto) -> tuple[Issue, ...]:
+        """List what no build of this generation takes, found without its parser."""
         from trtopt.graph import limits
 
-        return () if graph is None else limits.issues(graph, self.capabilities.types, self.capabilities.absent)
+        return limits.issues(graph, self.capabilities.types, self.capabilities.absent)
 
     @contextlib.contextmanager
-    def _parser(self) -> Iterator[tuple[_Objects, Messages]]:
+    def _parser(self) -> Iterator[tuple[SimpleNamespace, Messages]]:
         """A parser with an empty network, and what TensorRT says meanwhile."""
         if not self.capabilities.builds_without_gpu and not (gpu := self.gpu()):
             raise DeviceError(
                 f"asking TensorRT's parser ({self}) needs a GPU: {gpu.reason}; TensorRT-RTX needs none ({to_install('rtx')})"
             )
-        typed, collecting = self.capabilities.typed_graph, self._collector.collecting()
-        with self._lock, collecting as messages, self._started(typed, messages) as objects:
+        with self.started(self.capabilities.typed_graph) as (objects, messages):
+            yield objects, messages
+
+    @contextlib.contextmanager
+    def started(self, typed: bool) -> Iterator[tuple[SimpleNamespace, Messages]]:
+        """Yield what `_started` does, and what TensorRT says meanwhile; for one at a time."""
+        with self._lock, self._collector.collecting() as messages, self._started(typed, messages) as objects:
             yield objects, messages
 
     @contextlib.contextmanager
@@ -219,12 +213,12 @@ class Generation(Loader):
             yield objects.network
 
     @contextlib.contextmanager
-    def _started(self, typed: bool, messages: Messages) -> Iterator[_Objects]:
+    def _started(self, typed: bool, messages: Messages) -> Iterator[SimpleNamespace]:
         """A builder, an empty network and its parser, let go in their order: a parser doesn't keep its network alive."""
-        objects = _Objects()
+        objects = SimpleNamespace(parser=None, network=None, config=None, builder=None)
         try:
             self._register_plugins()
-            objects.builder = self._native(self.module.Builder, messages)
+            objects.builder = self.native(self.module.Builder, messages)
             creation = self.module.NetworkDefinitionCreationFlag
             flags = (1 << int(getattr(creation, name)) for name in self._network_flags(typed))
             objects.network = objects.builder.create_network(sum(flags))
@@ -242,7 +236,7 @@ class Generation(Loader):
         reporter: Reporter = SILENT,
         **more: Any,
     ) -> BuiltPlan:
-        """Parse `model`, which is typed as `spec` wants where `typed(spec)`, else FP32-typed, and build a plan.
+        """Parse `model`, a valid graph that is typed as `spec` wants where `typed(spec)`, else FP32-typed, and build a plan.
 
         Args:
             name: what messages call the model; empty: its path.
@@ -254,7 +248,7 @@ class Generation(Loader):
             UnsupportedOperator, InvalidModel, BuildFailed: TensorRT refuses the model; its messages are quoted.
             BuildCancelled: Ctrl-C; nothing is left behind.
         """
-        model, options = existing_file(model, "the model"), weak.Options(**more)
+        options = weak.Options(**more)
         self.refuse(spec, reporter)
         cancel, start = threading.Event(), time.monotonic()
         stoppable, device = self.capabilities.progress_monitor, self.device(spec)
@@ -278,54 +272,6 @@ class Generation(Loader):
             raise refused
         return replace(plan, seconds=time.monotonic() - start, warnings=(*plan.warnings, *messages.warnings))
 
-    def refit_plan(
-        self,
-        plan: bytes,
-        model: Path,
-        spec: BuildSpec,
-        *,
-        name: str,
-        unchanged: bool,
-        same_scales: bool,
-        host_code: bool,
-    ) -> tuple[memoryview, int]:
-        """Return a full plan, with the weights of `model` in place of its own, and how many were given.
-
-        The parser names layers and transforms weights as it did for the build, so they are given as the network has them.
-
-        Args:
-            model: an ONNX file of the graph that the plan was built from, apart from its weights.
-            name, host_code: as of `load`.
-            unchanged: these are the weights that it was built from: those that the plan has for itself stay.
-            same_scales: the scales of activations are, too.
-
-        Raises: as `load`, and UnsupportedRequest, which lists the weights that only one of the two has.
-        """
-        device = self.device(spec)
-        with current_gpu(device.ordinal if device else 0):
-            engine = self.load(plan, name, host_code=host_code).engine
-            # 10.6 says no of a plan that takes the very weights that it was built from.
-            if not (engine.refittable or unchanged):
-                raise UnsupportedRequest(f"{name} can't take other weights", ["build it again with `refit=True`"])
-            collecting = self._collector.collecting()
-            with self._lock, collecting as messages, self._started(self.typed(spec), messages) as objects:
-                try:
-                    parsing.parse(objects.parser, model, parsing.light_model(model), messages, str(model))
-                    refitter = self._native(self.module.Refitter, messages, f"refit {name}", engine)
-                    weights = dict(parsing.network_weights(self.module, objects.network))
-                    count, problems = _give_weights(self.module, refitter, weights, unchanged, same_scales)
-                    if problems:
-                        listing = first_of(problems, 5)
-                        why = f"it lets {listing} not be replaced, or the model lacks them: build an engine of the new model"
-                        raise UnsupportedRequest(f"{self} can't put all weights into {name}", [why])
-                    if not refitter.refit_cuda_engine():
-                        raise translate(messages.errors, f"{self} can't refit {name}", BackendError)
-                    whole_forms = self.capabilities.strip  # 8.6 knows one form
-                    new = _serialized(self.module, engine, spec.refit) if whole_forms else engine.serialize()
-                    return memoryview(new).cast("B"), count
-                finally:
-                    refitter = None  # it uses the engine
-
     # The work
 
     def _build(
@@ -333,32 +279,25 @@ class Generation(Loader):
     ) -> BuiltPlan:
         warnings, native = list[str](), None
         light = parsing.light_model(model)
-        if issues := self.limits(light):
-            raise parsing.refusal(name, issues)
         with self._started(self.typed(spec), messages) as objects:
             parsing.parse(objects.parser, model, light, messages, name)
-            if objects.network.num_outputs == 0:
-                # The parser takes an empty file, and some random ones, for a model without nodes.
-                raise InvalidModel(f"{name} has no outputs, so no network; run `trtopt check {name}`")
             _let_attention_be_decomposed(self.module, objects.network)
             inputs, shape_inputs = parsing.network_inputs(objects.network)
             validate_profiles(inputs, spec.profiles, shape_inputs=shape_inputs)
             objects.config = objects.builder.create_builder_config()
-            _configure(self.module, objects.config, spec)
+            self._configure(objects.config, spec)
             if monitor is not None:
                 objects.config.progress_monitor = monitor
-            self._configure(objects.config, spec)
             _add_profiles(objects, spec, [info.name for info in inputs if info.open_axes], shape_inputs)
             if not self.typed(spec):
                 weak.set_precisions(self.module, objects.network, objects.config, spec, options, warnings)
                 if spec.calibrator == "native":
-                    upload = functools.partial(weak.device_upload, spec.device)
-                    native = weak.NativeCalibration(self.module, inputs, options, upload)
+                    native = weak.NativeCalibration(self.module, inputs, options, spec.device)
                     native.attach(objects.builder, objects.config)
                 elif spec.precision.quantized and not options.quantized:
                     raise UsageError(f"{name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
             if spec.timing_cache is not None:
-                _attach_timing_cache(objects.config, spec.timing_cache, warnings)
+                timing_cache.attach(objects.config, spec.timing_cache, warnings)
             plan = objects.builder.build_serialized_network(objects.network, objects.config)
             if native is not None:
                 native.finish(plan is not None, warnings)
@@ -366,48 +305,14 @@ class Generation(Loader):
                 raise translate(messages.errors, f"{self} can't build {name}", BuildFailed)
             if spec.timing_cache is not None:
                 try:
-                    _save_timing_cache(objects.config, spec.timing_cache)
+                    timing_cache.save(objects.config, spec.timing_cache)
                 except OutputError as error:  # the engine is what was wanted
                     warnings.append(f"the timing cache isn't kept: {error}")
         view = memoryview(plan).cast("B")
         nodes = dict(parsing.graph_nodes(light))
         report = self._found_layers(view, messages, nodes, parsing.float_products(light))
         cache, targets = None if native is None else native.cache, self.targets(spec)
-        return BuiltPlan(
-            view,
-            report.layers,
-            tuple(warnings),
-            0.0,
-            targets,
-            report.unread,
-            native_cache=cache,
-            scratch=report.scratch,
-        )
-
-
-def _give_weights(
-    trt: Any, refitter: Any, weights: Mapping[Any, Any], unchanged: bool, same_scales: bool
-) -> tuple[int, list[str]]:
-    """Give a refitter all weights that it asks for; return how many, and the names of those that one of the two lacks."""
-    asked = list(zip(*refitter.get_all(), strict=True))
-    lacking = [key for key in asked if key not in weights]
-    if not unchanged:
-        # What the plan keeps for itself, perhaps scales of weights, would stay the old one.
-        own = weights.keys() - {*asked}
-        lacking += [key for key in own if parsing.may_change(weights[key], scalars=not same_scales)]
-    given = {key: parsing.as_weights(weights[key]) for key in asked if key in weights}
-    refused = [key for key, values in given.items() if not refitter.set_weights(*key, values)]
-    lacking += zip(*refitter.get_missing(), strict=True) if not (lacking or refused) else ()
-    return len(asked), sorted({f"{layer} ({role.name.lower()})" for layer, role in (*lacking, *refused)})
-
-
-def _serialized(trt: Any, engine: Any, refit: bool) -> Any:
-    """The plan of an engine with its weights; `refit`: they can be replaced again."""
-    config, flags = engine.create_serialization_config(), trt.SerializationFlag
-    config.clear_flag(flags.EXCLUDE_WEIGHTS)
-    if refit and "INCLUDE_REFIT" in flags.__members__:  # before there was this flag, a plan stayed refittable
-        config.set_flag(flags.INCLUDE_REFIT)
-    return engine.serialize_with_config(config)
+        return BuiltPlan(**vars(report), plan=view, warnings=tuple(warnings), targets=targets, native_cache=cache)
 
 
 def _let_attention_be_decomposed(trt: Any, network: Any) -> None:
@@ -419,30 +324,7 @@ def _let_attention_be_decomposed(trt: Any, network: Any) -> None:
             layer.attention.decomposable = True
 
 
-def _configure(trt: Any, config: Any, spec: BuildSpec) -> None:
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the engine can't say its precisions
-    if spec.workspace is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
-    if spec.optimization_level is not None:
-        config.builder_optimization_level = spec.optimization_level
-    if spec.hardware_compatibility != "none":
-        level = getattr(trt.HardwareCompatibilityLevel, spec.hardware_compatibility.upper())
-        config.hardware_compatibility_level = level
-    flags = {
-        "VERSION_COMPATIBLE": spec.version_compatible,
-        "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
-        "STRIP_PLAN": spec.strip,
-        "REFIT_IDENTICAL": spec.strip and not spec.refit,  # else nothing is stripped
-        "REFIT": spec.refit,
-        "SPARSE_WEIGHTS": spec.sparsity,
-    }
-    for name in filter(flags.get, flags):
-        config.set_flag(getattr(trt.BuilderFlag, name))
-    if not spec.tf32:
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default
-
-
-def _add_profiles(objects: _Objects, spec: BuildSpec, dynamic: list[str], shape_inputs: frozenset[str]) -> None:
+def _add_profiles(objects: SimpleNamespace, spec: BuildSpec, dynamic: list[str], shape_inputs: frozenset[str]) -> None:
     names = dict.fromkeys([*dynamic, *shape_inputs])
     for number, ranges in enumerate(spec.profiles if names else ()):
         profile = objects.builder.create_optimization_profile()
@@ -452,37 +334,3 @@ def _add_profiles(objects: _Objects, spec: BuildSpec, dynamic: list[str], shape_
         if objects.config.add_optimization_profile(profile) < 0:
             listing = "; ".join(f"{name}:{shape}" for name, shape in ranges.items())
             raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct `shapes=`")
-
-
-def _attach_timing_cache(config: Any, path: Path, warn: list[str]) -> None:
-    """Give `config` the cache in `path`, or an empty one (with a warning) where it can't be used."""
-    cache, content = _timing_cache(config, path)
-    if cache is None or not config.set_timing_cache(cache, False):
-        if content:
-            warn.append(f"the timing cache {path} is another TensorRT's or another GPU's: it is ignored and replaced")
-        config.set_timing_cache(config.create_timing_cache(b""), False)
-
-
-def _save_timing_cache(config: Any, path: Path) -> None:
-    """Write the cache back, together with what another build wrote there meanwhile."""
-    if (cache := config.get_timing_cache()) is None:
-        return
-    with alone(path.with_name(f".{path.name}.lock")):  # else of two that end at once one's timings are lost
-        other, content = _timing_cache(config, path)
-        if content and other is not None:
-            cache.combine(other, False)  # a cache of another GPU is refused here and replaced
-        write_bytes(path, memoryview(cache.serialize()).cast("B"))
-
-
-def _timing_cache(config: Any, path: Path) -> tuple[Any, bytes]:
-    """The cache in a file, None where it is none, and the file's content, empty where there is no file."""
-    content = b""
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            content = whole(path, None)
-        return config.create_timing_cache(content), content
-    except (TypeError, RuntimeError):  # how pybind11 says that the native side gave nothing
-        return None, content
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OutputError(f"can't read the timing cache {path}: {reason}; give another `timing_cache=`") from error

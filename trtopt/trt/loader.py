@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from trtopt.core.errors import BackendError, DeviceError
+from trtopt.core.errors import BackendError, DeviceError, EngineError, EngineMismatch
 from trtopt.cuda.device import Probe, probe
 from trtopt.trt import compatibility, plans
 from trtopt.trt.compatibility import PlanOrigin, numbers
+from trtopt.trt.facts import GENERATIONS
 from trtopt.trt.messages import Collector, Messages, translate
 from trtopt.trt.plans import LoadedEngine, RuntimeSettings
 
@@ -18,19 +19,23 @@ class Loader:
 
     Attributes:
         family: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx"; of a lean runtime "lean8", "lean10" or "lean11".
+        facts: its generation's row of the table.
         product: whose plans it loads: "TensorRT" or "TensorRT-RTX".
         version: as the module says it.
         lean: it is TensorRT's lean runtime, which builds nothing.
     """
 
-    family: str = ""
     product: ClassVar[str] = "TensorRT"
     lean: ClassVar[bool] = False
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    def __init__(self, module: Any, family: str) -> None:
+        self.module, self.facts = module, GENERATIONS[family]
+        self.family = family.replace("tensorrt", "lean") if self.lean else family
         self.version = str(module.__version__)
-        self.family = self.family or f"{'lean' if self.lean else 'tensorrt'}{self.version.partition('.')[0]}"
+        for old, new in self.facts.renamed.items():  # code here calls either by the older name
+            kind, _, name = old.partition(".")
+            if owner := getattr(module, kind, None):  # lean runtimes have fewer classes
+                setattr(owner, name, getattr(owner, new))
         self._collector = Collector(module)
 
     def __str__(self) -> str:
@@ -70,7 +75,7 @@ class Loader:
 
         Args:
             host_code: let a version-compatible plan run the code that it carries; only for plans from a trusted source.
-            runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is a note.
+            runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is left out.
             capture: let TensorRT-RTX capture CUDA graphs; others leave that to the caller.
 
         Raises:
@@ -85,20 +90,36 @@ class Loader:
             raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
         with self._collector.collecting() as messages:
             self._register_plugins()
-            runtime = self._native(self.module.Runtime, messages)
+            runtime = self.native(self.module.Runtime, messages)
             if host_code:
                 runtime.engine_host_code_allowed = True
-            engine = plans.deserialize(runtime, plan, self, name, messages)
+            engine = self._deserialize(runtime, plan, name, messages)
             settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
         maker_version = numbers(header.version) if header is not None and header.product == "TensorRT" else ()
-        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, maker_version)
+        return LoadedEngine(self.module, engine, runtime, settings, self._collector.collecting, maker_version)
 
-    def _native(self, kind: Callable[..., Any], messages: Messages, what: str = "start", *arguments: Any) -> Any:
-        """A native object with our logger; where there is none, the error that says what couldn't be done."""
+    def native(self, kind: Callable[..., Any], messages: Messages, what: str = "start", *arguments: Any) -> Any:
+        """Make a native object with our logger; where there is none, the error that says what couldn't be done."""
         try:
             return kind(*arguments, self._collector.logger)
         except TypeError as error:  # how pybind11 says that the native side gave nothing: why, only the logger knows
             raise translate(messages.errors or (str(error),), f"{self} can't {what}", BackendError) from None
+
+    def _deserialize(self, runtime: Any, plan: bytes | memoryview, name: str, messages: Messages) -> Any:
+        """Return the ICudaEngine of `plan`, or raise the error of `load` that says why there is none."""
+        engine = runtime.deserialize_cuda_engine(plan)
+        if engine is not None:
+            return engine
+        origin = plans.plan_origin(plan)
+        other = origin is not None and numbers(origin.version)[:3] != numbers(self.version)[:3]
+        if origin is not None and other and (why := self.unread(origin)):
+            raise EngineMismatch(f"{name} was made by {origin}, this is {self}: {why}")
+        if not runtime.engine_host_code_allowed and plans.carries_host_code(plan):
+            raise plans.host_code_refused(name)
+        if origin is None:
+            reasons = "; ".join(messages.errors[:3]) or "TensorRT gave no message"
+            raise EngineError(f"{name} isn't a TensorRT plan, or is damaged ({reasons})")
+        raise translate(messages.errors, f"{name} can't be loaded", EngineError)
 
     def _register_plugins(self) -> None:
         """Fill the registry: 8.6 and 10 have some ONNX operators as plugins, which plans name, too."""
@@ -113,6 +134,6 @@ class Loader:
 
 
 class Lean(Loader):
-    """TensorRT's lean runtime, 8.6, 10 or 11: it has the runtime's classes, and no builder, parser or inspector."""
+    """TensorRT's lean runtime: it has the runtime's classes, and no builder, parser or inspector."""
 
     lean = True

@@ -101,9 +101,6 @@ class Collector:
         sinks = self._sinks
 
         class Logger(trt.ILogger):  # type: ignore[misc]
-            def __init__(self) -> None:
-                trt.ILogger.__init__(self)
-
             def log(self, severity: Any, msg: str) -> None:
                 name = names.get(severity, "INFO")
                 if name != "VERBOSE" and wanted():

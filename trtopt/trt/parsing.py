@@ -19,32 +19,27 @@ if TYPE_CHECKING:  # running an engine needs no onnx
     from onnx import ModelProto
 
 
-def light_model(model: Path) -> ModelProto | None:
-    """A model without the weights that are stored beside it; None when onnx can't read the file."""
+def light_model(model: Path) -> ModelProto:
+    """A model without the weights that are stored beside it."""
     import onnx
-    from google.protobuf.message import DecodeError
 
-    try:
-        return onnx.load(str(model), load_external_data=False)
-    except (DecodeError, OSError, ValueError):
-        return None
+    return onnx.load(str(model), load_external_data=False)
 
 
-def graph_nodes(light: ModelProto | None) -> tuple[tuple[str, str], ...]:
+def graph_nodes(light: ModelProto) -> tuple[tuple[str, str], ...]:
     """(name, operator) of every node of the main graph, in file order."""
-    nodes = light.graph.node if light is not None else ()
     # An unnamed node is known by what it gives.
-    return tuple((node.name or (node.output[0] if node.output else ""), node.op_type) for node in nodes)
+    return tuple((node.name or (node.output[0] if node.output else ""), node.op_type) for node in light.graph.node)
 
 
-def float_products(light: ModelProto | None) -> frozenset[str]:
+def float_products(light: ModelProto) -> frozenset[str]:
     """Convolutions and matrix products that multiply an operand which isn't quantized, in a graph that quantizes others.
 
     A layer of theirs may read INT8, where what follows dequantizes and multiplies in one kernel: that isn't INT8 arithmetic.
     """
     from trtopt.graph.op_types import SCALE_PRESERVING
 
-    nodes = () if light is None else light.graph.node
+    nodes = light.graph.node
     if not any(node.op_type == "DequantizeLinear" for node in nodes):
         return frozenset()
     quantized_tensors = set[str]()
@@ -114,7 +109,7 @@ def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> t
     return tuple(named_issues or issues) or (Issue("", "", "TensorRT's parser refuses the model without a reason"),)
 
 
-def parse(parser: Any, model: Path, light: ModelProto | None, messages: Messages, name: str) -> None:
+def parse(parser: Any, model: Path, light: ModelProto, messages: Messages, name: str) -> None:
     """Fill the parser's network with `model`, which messages call `name`.
 
     Raises:

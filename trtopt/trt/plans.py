@@ -7,15 +7,12 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtopt.core.errors import EngineError, EngineMismatch, UnsupportedRequest, UsageError
 from trtopt.core.library_output import unwarned
 from trtopt.trt.compatibility import PlanOrigin, numbers
-from trtopt.trt.messages import Messages, translate
-
-if TYPE_CHECKING:
-    from trtopt.trt.loader import Loader
+from trtopt.trt.messages import Messages
 
 _TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 _VERSION_AT = 24  # four bytes: major, minor, patch, build
@@ -42,7 +39,6 @@ class RuntimeSettings:
     engine: Any
     runtime: Any
     captures: bool
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,6 @@ class LoadedEngine:
         module: the TensorRT module, for its enums (TensorIOMode, …) and base classes (IOutputAllocator, …).
         engine: ICudaEngine.
         runtime: IRuntime; must outlive the engine.
-        messages: TensorRT's messages while loading.
         settings: TensorRT-RTX's runtime configuration and cache; None elsewhere.
         collecting: gathers TensorRT's messages while it is entered.
         made: the version of TensorRT that made the plan; empty: not known, or TensorRT-RTX, which runs its very own only. A
@@ -66,7 +61,6 @@ class LoadedEngine:
     module: Any
     engine: Any
     runtime: Any
-    messages: Messages
     settings: RuntimeSettings | None = None
     collecting: Callable[[], AbstractContextManager[Messages]] = field(
         default=lambda: nullcontext(Messages()), repr=False, compare=False
@@ -79,26 +73,14 @@ class LoadedEngine:
         newer = self._answers((10, 1)) and _has(self.engine, "device_memory_size_v2")
         if newer or not _has(self.engine, "device_memory_size"):
             return int(self.engine.device_memory_size_v2)
-        with self._deprecated():
+        with (
+            unwarned
+        ):  # where warnings are errors, the bindings of 10 leave one set, for which Python raises SystemError
             return int(self.engine.device_memory_size)
-
-    def _deprecated(self) -> AbstractContextManager[None]:
-        """Context for calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), the bindings
-        of 10 make the call, give its result and leave the error set, for which Python raises SystemError."""
-        return unwarned if self._version >= (10,) else nullcontext()  # older ones don't warn
-
-    @property
-    def _version(self) -> tuple[int, ...]:
-        return numbers(str(getattr(self.module, "__version__", "")))
 
     def _answers(self, since: tuple[int, ...]) -> bool:
         """Tell whether a call that came with that version of TensorRT may be made of this plan."""
         return not self.made or self.made >= since
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user, such as a runtime cache that didn't fit."""
-        return () if self.settings is None else self.settings.notes
 
     @property
     def captures_itself(self) -> bool:
@@ -119,7 +101,7 @@ class LoadedEngine:
                     self.module.ExecutionContextAllocationStrategy.USER_MANAGED
                 )
             else:
-                with self._deprecated():
+                with unwarned:
                     context = self.engine.create_execution_context_without_device_memory()
             if context is None:
                 why = "; ".join(" ".join(text.split()) for text in messages.errors[:6]) or "it gave no message"
@@ -157,7 +139,7 @@ class LoadedEngine:
             EngineMismatch: the plan carries a runtime before 10, which calls what a later runtime's allocators don't have: seen
                 on an H100, lean 10.16 ends the process.
         """
-        if not self._answers((10, 0)) and self._version >= (10,):
+        if not self._answers((10, 0)) and numbers(str(self.module.__version__)) >= (10,):
             earlier = ".".join(map(str, self.made[:3]))
             raise EngineMismatch(
                 f"the shape of an output depends on the data, and TensorRT {self.module.__version__} can't give such an output "
@@ -166,9 +148,7 @@ class LoadedEngine:
         base: Any = self.module.IOutputAllocator
 
         class Allocator(base):  # type: ignore[misc]
-            def __init__(self) -> None:
-                base.__init__(self)  # pybind11 refuses an instance whose base wasn't initialized by name
-                self._raised: BaseException | None = None
+            _raised: BaseException | None = None
 
             def _kept(self, call: Callable[..., Any], *values: Any) -> Any:
                 try:
@@ -201,9 +181,6 @@ class LoadedEngine:
         base: Any = self.module.IProfiler
 
         class Profiler(base):  # type: ignore[misc]
-            def __init__(self) -> None:
-                base.__init__(self)
-
             def report_layer_time(self, layer_name: str, ms: float) -> None:
                 note(str(layer_name), float(ms))
 
@@ -286,22 +263,10 @@ def plan_origin(plan: bytes | memoryview) -> PlanOrigin | None:
     header = plan_header(plan)
     if header is None:
         return None
-    carries = header.product == "TensorRT" and _HOST_CODE.search(plan) is not None
+    carries = header.product == "TensorRT" and carries_host_code(plan)
     return replace(header, compatible=carries, carries=carries)
 
 
-def deserialize(runtime: Any, plan: bytes | memoryview, loader: Loader, name: str, messages: Messages) -> Any:
-    """ICudaEngine from `plan`, or the error of `Loader.load` that says why there is none."""
-    engine = runtime.deserialize_cuda_engine(plan)
-    if engine is not None:
-        return engine
-    origin = plan_origin(plan)
-    other = origin is not None and numbers(origin.version)[:3] != numbers(loader.version)[:3]
-    if origin is not None and other and (why := loader.unread(origin)):
-        raise EngineMismatch(f"{name} was made by {origin}, this is {loader}: {why}")
-    if not runtime.engine_host_code_allowed and _HOST_CODE.search(plan):
-        raise host_code_refused(name)
-    if origin is None:
-        reasons = "; ".join(messages.errors[:3]) or "TensorRT gave no message"
-        raise EngineError(f"{name} isn't a TensorRT plan, or is damaged ({reasons})")
-    raise translate(messages.errors, f"{name} can't be loaded", EngineError)
+def carries_host_code(plan: bytes | memoryview) -> bool:
+    """Tell whether a plan holds a library for the host, as version-compatible ones do."""
+    return _HOST_CODE.search(plan) is not None

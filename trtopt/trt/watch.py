@@ -85,9 +85,6 @@ def make_monitor(trt: Any, phase: Phase, cancel: threading.Event) -> Any:
         phase.detail(f"{name} {step_number}/{total}" if total > 1 else name)
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
-
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
             show(name, (0, steps))
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest
+from trtopt.core.errors import CalibrationError, DataError
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
 from trtopt.core.words import first_of
 from trtopt.cuda.device import Device
@@ -98,15 +97,11 @@ class NativeCalibration:
     Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames.
     """
 
-    def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, upload: Callable[[], Upload]) -> None:
-        if options.calibration is None and options.calibration_cache is None:
-            raise UnsupportedRequest(
-                "`calibrator='native'` needs data to calibrate on: give `images=DIR` or `data=FILE`"
-            )
+    def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, device: int) -> None:
         self.cache = self._initial_cache = _headed(options.calibration_cache, trt.__version__)
         self.error: BaseException | None = None
         self.samples, self.left_over = 0, 0
-        self._upload = functools.cache(upload)
+        self._upload = functools.cache(lambda: device_upload(device))
         self._inputs, self._batch = tuple(inputs), options.calibration_batch
         self._source: Iterator[dict[str, NDArray[Any]]] = iter(())
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -135,9 +130,6 @@ class NativeCalibration:
         outer = self
 
         class Calibrator(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]
-            def __init__(self) -> None:
-                trt.IInt8EntropyCalibrator2.__init__(self)
-
             def get_batch_size(self) -> int:
                 return outer._batch
 
@@ -200,8 +192,7 @@ def device_upload(ordinal: int = 0) -> Upload:
     buffers: dict[str, tuple[Any, Any]] = {}
 
     def upload(name: str, array: NDArray[Any]) -> int:
-        array = np.ascontiguousarray(array)
-        if name not in buffers or buffers[name][0].nbytes < array.nbytes:
+        if name not in buffers:  # batches are of one size
             buffers[name] = (device.buffer(array.nbytes), device.pinned(array.nbytes))
         target, host = buffers[name]
         host.array(array.dtype, array.shape)[...] = array
