@@ -636,7 +636,7 @@ def test_a_table_without_scales_of_squeeze_and_excite_says_how_to_get_them(
         ({"int8": False, "fp16": True, "min_agreement": 0.9}, "layers are chosen for INT8: add `int8=True`.*verify"),
         ({"int8": False, "fp16": True, "min_snr": 20.0, "data": None}, "`min_snr=` is judged on real samples"),
         ({"int8": False, "fp8": True, "min_agreement": 0.9}, "layers are chosen for INT8"),
-        ({"best": True, "budget": "1min"}, "`budget=` is judged by a search"),
+        ({"best": True, "metric": max, "min": 1}, "`metric=` is judged by a search"),
         ({"best": True, "int8": True, "fp8": True}, "`int8=True` and `fp8=True` are both given"),
         ({"best": True, "fp16": True, "bf16": True}, "`fp16=True` and `bf16=True`"),
     ],

@@ -53,11 +53,6 @@ def goal_of(request: BuildRequest) -> Goal | None:
     if labels is not None and (metric is None or not takes_labels(metric)):
         raise UsageError("`labels=` are for a `metric=` that takes them: add one, or drop the labels")
     if limits is None and metric is None:
-        if request.budget is not None:
-            limit = "a limit such as `min_snr=25`" if request.int8 else "`int8=True` and a limit such as `min_snr=25`"
-            raise UsageError(
-                f"`budget=` is the time to look for what stays out of INT8 within a limit: add {limit}, or drop it"
-            )
         return None
     return Goal(limits, labels, metric, request.min or 0.0, called(request.metric))
 

@@ -24,12 +24,10 @@ from trtopt.core.errors import AccuracyLost, BackendError, ModelError, OutputErr
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
 from trtopt.core.temporary import scratch
-from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
+from trtopt.core.values import Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo
-from trtopt.data.convert import single_runs
 from trtopt.graph.fixed_inputs import with_file
-from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
@@ -39,9 +37,8 @@ from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import explained
-from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
+from trtopt.linting.rules import one_sample, refuse_damaged
 from trtopt.ort.folding import proven
-from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.parsing import refusal
 from trtopt.trt.profiles import validate_profiles
@@ -84,33 +81,19 @@ def execute(plan: BuildPlan) -> Built:
     validate_profiles(inputs, spec.profiles, longest=folded_model.max_lengths)  # folding may have shown them
     safety = _measure(plan, folded)
     lowered, engine, report = _construct(plan, folded, {} if safety is None else safety.in_fp32)
-    for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
+    for warning in engine.warnings:
         reporter.warn(warning)
     return Built(lowered, engine, report, safety, time.monotonic() - start)
 
 
-def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
-    """Repeat what `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
-    in_fp32 = {item.node for item in lowered.kept if item.precision is Precision.FP32}
-    findings = [item for item in fp16_hazards(folded) if item.node not in in_fp32]
-    if spec.base is not Precision.FP16 or not findings:
-        return []
-    first, others = findings[0], f" ({len(findings)} such nodes)" if len(findings) > 1 else ""
-    return [f"{first.node} ({first.op}){others}: {first.message}; {first.hint}"]
-
-
 def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
     """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized. Of a model that is
-    FP16 or BF16 already it is said that it stays as it is, and what isn't finite in it."""
+    FP16 or BF16 already it is said that it stays as it is."""
     spec, request, reporter = plan.spec, plan.request, plan.request.reporter
     own = None if spec.precision.quantized or spec.base is Precision.FP32 else typed_already(to_ir(folded))
     if own is not None:
         option = f"`{spec.base}=True`"
         reporter.note(f"the model is {own.upper()} already, and its types stay as they are: {option} changes nothing")
-        if plan.samples is not None:
-            feeds = (run.feed for run in single_runs(network_inputs(folded), plan.samples))
-            for node, what in not_finite(folded, measure_ranges(folded, feeds)).items():
-                reporter.warn(f"{node} {what}, in the model as it is given")
         return None
     if plan.samples is None:
         return None
