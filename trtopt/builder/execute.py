@@ -24,7 +24,7 @@ from trtopt.core.errors import AccuracyLost, BackendError, ModelError, OutputErr
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
 from trtopt.core.temporary import scratch
-from trtopt.core.values import Precision, Profile, TensorInfo, overriding
+from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo
 from trtopt.graph.fixed_inputs import with_file
@@ -37,7 +37,7 @@ from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import explained
-from trtopt.linting.rules import one_sample, refuse_damaged
+from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.folding import proven
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.parsing import refusal
@@ -81,9 +81,19 @@ def execute(plan: BuildPlan) -> Built:
     validate_profiles(inputs, spec.profiles, longest=folded_model.max_lengths)  # folding may have shown them
     safety = _measure(plan, folded)
     lowered, engine, report = _construct(plan, folded, {} if safety is None else safety.in_fp32)
-    for warning in engine.warnings:
+    for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
         reporter.warn(warning)
     return Built(lowered, engine, report, safety, time.monotonic() - start)
+
+
+def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
+    """Repeat what `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
+    in_fp32 = {item.node for item in lowered.kept if item.precision is Precision.FP32}
+    findings = [item for item in fp16_hazards(folded) if item.node not in in_fp32]
+    if spec.base is not Precision.FP16 or not findings:
+        return []
+    first, others = findings[0], f" ({len(findings)} such nodes)" if len(findings) > 1 else ""
+    return [f"{first.node} ({first.op}){others}: {first.message}; {first.hint}"]
 
 
 def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
