@@ -223,8 +223,6 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         how = longer if comparison.speedup < 1 / (1 + EQUAL) else "is no faster than"
         instead = f"use `best=True` or `{base}=True`"
         reporter.warn(f"{quantized.upper()} {how} {base.upper()} on {comparison.gpu}: {instead}")
-    if slower := comparison.slower():
-        reporter.warn(slower)
     if loss := comparison.lost(str(quantized)):
         reporter.warn(
             f"the results of this {quantized.upper()} engine have little to do with the model's ({loss}): use `{base}=True`, "
@@ -237,8 +235,7 @@ def _asked_for(request: BuildRequest) -> BuildResult:
 
 
 def _best(request: BuildRequest, limits: Limits, engines: Engines | None = None) -> BuildResult:
-    """Keep the fastest engine within the limits; of `engines`, those that a search has built already. Everything lies in a
-    scratch folder until it is decided."""
+    """Keep the fastest engine within the limits; `engines`: those that a search has built already."""
     started, selection = time.monotonic(), _selection(request, limits)
     request = selection.request
     if not request.force and (result := selection.up_to_date()):
@@ -344,8 +341,6 @@ class _Selection:
                 write_bytes(cache, whole(quantized.engine.with_name(NATIVE_CACHE)))
 
     def result(self, result: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
-        if slower := comparison.slower():
-            self.request.reporter.warn(slower)
         graph = self.request.save_onnx
         return replace(
             result,

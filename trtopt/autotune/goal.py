@@ -91,8 +91,7 @@ class TunedChoice:
 
 
 class AccuracyEvaluator:
-    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of the model as it is,
-    not folded."""
+    """A judge of graphs, by their results on the samples against those of the model as it is, not folded."""
 
     def __init__(
         self,
@@ -144,8 +143,7 @@ class AccuracyEvaluator:
         return TunedChoice(snr, "; ".join(texts), tuple(missed), headroom)
 
     def _error(self, results: Sequence[Arrays]) -> float:
-        """Return the standard error over the samples, in dB, of the ratio of their summed noise and signal: that of the output
-        where it is largest."""
+        """Return the standard error over the samples, in dB, of the ratio of noise and signal, of the worst output."""
         largest, count = 0.0, len(results)
         for name in self.outputs:
             old, new = ([np.asarray(arrays[name], np.float64) for arrays in each] for each in (self.expected, results))

@@ -251,8 +251,7 @@ class _Search:
 
 
 def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
-    """Find what has to stay out of INT8 for the results to be within the goal; `measure` gives the times of layers in INT8 by a
-    table and in floating point, None where they can't be measured."""
+    """Find what has to stay out of INT8 for the goal; `measure` gives times of layers, None where there are none."""
     start, reporter = time.monotonic(), request.reporter
     scales = _given_scales(request)
     subject = _subject(request, scales)
@@ -381,8 +380,7 @@ def _kept_file(key: Any, what: str) -> Path | None:
 
 
 def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -> Content:
-    """Return what an earlier call of this key measured, of this kind, else what `measure` gives, which is kept unless it is
-    None."""
+    """Return what an earlier call of this key measured, else what `measure` gives, which is kept unless it is None."""
     file = _kept_file(key, what)
     with contextlib.suppress(Damaged, OSError):
         if file is not None and file.is_file():

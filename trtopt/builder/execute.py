@@ -61,10 +61,7 @@ class Built:
 
 
 def execute(plan: BuildPlan) -> Built:
-    """Fold, lower, build, and judge what the engine runs: nothing is written.
-
-    Raises: as `trtopt.build`.
-    """
+    """Lower and build the folded model, and judge what the engine runs; nothing is written. Raises as `trtopt.build`."""
     spec, inputs, start = plan.spec, plan.model.inputs, time.monotonic()
     reporter = plan.request.reporter
     folded_model = proven(plan.model, samples=plan.samples or (), profiles=spec.profiles, reporter=reporter)
@@ -97,8 +94,7 @@ def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list
 
 
 def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
-    """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized. Of a model that is
-    FP16 or BF16 already it is said that it stays as it is."""
+    """Find what has to stay in FP32 by what the samples show; nothing of a model that is FP16 or BF16 already."""
     spec, request, reporter = plan.spec, plan.request, plan.request.reporter
     own = None if spec.precision.quantized or spec.base is Precision.FP32 else typed_already(to_ir(folded))
     if own is not None:
@@ -162,8 +158,7 @@ def _construct(
 
 
 def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
-    """Yield where the engine isn't as asked for, and what to do where that fails the build, as where the user `named` a node
-    that is lost; "" where it is only told."""
+    """Yield where the engine isn't as asked for, and what to do where that fails the build, as of a node that is `named`."""
     anyway = "take it as it is with `allow_precision_fallback=True`"
     if report.unknown:
         yield f"what the engine of {plan.generation} runs isn't known: {report.unknown}", anyway
