@@ -209,7 +209,7 @@ class _Judge:
 
 @dataclass(frozen=True)
 class _Search:
-    """What one search for a choice goes by; `noise` is known where the scales have been repaired."""
+    """A search for a choice; `noise` is known where the scales have been repaired."""
 
     start: float
     subject: _TunedModel
