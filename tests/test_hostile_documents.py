@@ -134,8 +134,8 @@ def test_a_job_lists_options_are_those_of_builds(world: World) -> None:
     path = world.folder / "jobs.toml"
     small = {name: said.least - 1 for name, (_, said) in options(BuildRequest).items() if said.least is not None}
     assert small
-    wrong = {"min_agreement": 7, "budget": "soon", "min_snr": "x", "workspace": -1, "device": -1, "classes": 7}
-    for name, value in {**small, **wrong, "preprocess": [], "report": ""}.items():
+    wrong = {"min_agreement": 7, "min_snr": "x", "workspace": -1, "device": -1, "classes": 7}
+    for name, value in {**small, **wrong, "preprocess": [], "save_onnx": ""}.items():
         path.write_bytes(toml_file(changed(JOBS, ("job", 1, name), value)))
         with pytest.raises(UsageError, match=rf"jobs\.toml: \[\[job\]\] 2: .*{name}"):
             load_jobs(path)

@@ -56,7 +56,6 @@ FILES = {
     "bad/cut.jpg": photo("JPEG")[:5000],
     "bad/empty.png": b"",
     "text.calib.json": b"not JSON",
-    "old.engine": b"ftrt" + bytes(20) + bytes((8, 6, 0, 12)) + bytes(4000),  # 8.6's header, and nothing behind
     "short.engine": b"ftrt",
     "other.onnx": net().SerializeToString(),
     "out/file": b"mine",
@@ -325,7 +324,6 @@ def test_a_full_disk_leaves_what_was_there(
         ("tensorrt tensorrt_rtx", "build model.onnx --fp16", ("no TensorRT", *map(to_install, ("rtx", "trt8")))),
         ("tensorrt_rtx", "build model.onnx --fp16 --backend rtx", ("tensorrt_rtx isn't installed", to_install("rtx"))),
         ("tensorrt", "build model.onnx --fp16 --backend tensorrt", ("tensorrt isn't installed", to_install("trt11"))),
-        ("tensorrt", "inspect old.engine --trust", ("old.engine was made by TensorRT 8.6.0.12", to_install("trt8"))),
         ("onnxruntime", "calibrate model.onnx --data data.npz", ("calibration needs onnxruntime", "install 'onnxruntime")),
         ("cv2", "calibrate model.onnx --images photos --preprocess imagenet", ("images needs cv2", "'opencv-python-he")),
         ("torch", "export torchvision:resnet18", ("needs torch", "pip install 'torch")),

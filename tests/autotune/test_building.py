@@ -325,23 +325,15 @@ def test_a_comparison_that_ends_early_leaves_the_engine_whole(
     assert build().comparison["speedup"] == pytest.approx(1.6) and gpu.built == ["int8", "fp16", "fp16"]
 
 
-@pytest.mark.parametrize("best", [True, False])
-def test_a_profile_in_which_int8_is_slower_is_named(gpu: Gpu, build: Build, best: bool) -> None:
+def test_a_profile_in_which_int8_is_slower_keeps_the_best_from_it(gpu: Gpu, build: Build) -> None:
     gpu.longer = lambda session, inputs: 2.0 if session.precision == "int8" and len(inputs["x"]) == 1 else 1.0
-    options = {"shapes": ["x:1x3x32x32", "x:8x3x32x32"], "best": best}
-    if best:
-        steady = build(**options)
-        assert steady.comparison["kept"] == "fp16"
-        has(steady.comparison["why"], "of INT8", "takes longer than FP16 at x 1x3x32x32 (1.25", "`int8=True`")
-    else:
-        for _ in range(2):  # an engine that is up to date says it, too
-            heard = Heard()
-            assert build(**options, reporter=heard).comparison["kept"] == "int8"
-            (said,) = [text for text in heard.warnings if "takes longer than FP16" in text]
-            has(said, "at x 1x3x32x32 (1.25 times its time)", "`shapes=`")
-    one = Heard()
-    build(**{**options, "shapes": ["x:8x3x32x32"]}, reporter=one)
-    assert not [text for text in one.warnings if "takes longer" in text]
+    options = {"shapes": ["x:1x3x32x32", "x:8x3x32x32"]}
+    steady = build(**options, best=True).comparison
+    assert steady["kept"] == "fp16"
+    has(steady["why"], "of INT8", "takes longer than FP16 at x 1x3x32x32 (1.25", "`int8=True`")
+    asked = build(**options).comparison  # is told with both profiles' times
+    assert asked["kept"] == "int8"
+    has(asked["why"], "1 and 0.8 ms, 0.5 and 0.8 ms")
 
 
 # The best ----------------------------------------------------------------------------------------------------------------
@@ -612,12 +604,12 @@ def test_a_table_without_scales_of_squeeze_and_excite_says_how_to_get_them(
     gated: Gpu, build: Build, world: World
 ) -> None:
     heard = Heard()
-    table = trtopt.calibrate(world.model, data=world.arrays).table
+    whole = trtopt.calibrate(world.model, data=world.arrays).table
+    table = replace(whole, tensors={name: item for name, item in whole.tensors.items() if name not in {*"smrk"}})
+    assert len(table.tensors) == len(whole.tensors) - 4  # as calibrations before made them
     build(min_snr=10, output_kind=["y=other"], calib=table, reporter=heard)
     has("\n".join(heard.notes), "squeeze-and-excite isn't tried in INT8", "`gates=True`")
     assert gated.built == ["int8", "fp16"]
-    whole = trtopt.calibrate(world.model, data=world.arrays, gates=True).table
-    assert whole.tensors.keys() - table.tensors.keys() == {"s", "m", "r", "k"}
     build(min_snr=10, output_kind=["y=other"], calib=whole)
     assert gated.built == ["int8", "fp16", "int8", "fp16", "int8"]
 
@@ -636,7 +628,7 @@ def test_a_table_without_scales_of_squeeze_and_excite_says_how_to_get_them(
         ({"int8": False, "fp16": True, "min_agreement": 0.9}, "layers are chosen for INT8: add `int8=True`.*verify"),
         ({"int8": False, "fp16": True, "min_snr": 20.0, "data": None}, "`min_snr=` is judged on real samples"),
         ({"int8": False, "fp8": True, "min_agreement": 0.9}, "layers are chosen for INT8"),
-        ({"best": True, "budget": "1min"}, "`budget=` is judged by a search"),
+        ({"best": True, "metric": max, "min": 1}, "`metric=` is judged by a search"),
         ({"best": True, "int8": True, "fp8": True}, "`int8=True` and `fp8=True` are both given"),
         ({"best": True, "fp16": True, "bf16": True}, "`fp16=True` and `bf16=True`"),
     ],

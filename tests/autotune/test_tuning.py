@@ -314,10 +314,6 @@ def test_a_metric_of_samples_of_several_widths_beside_what_fp32_gives(crops: Any
         ({"labels": [1, 2]}, "`labels=` are for a `metric=` that takes them"),
         ({"labels": [1, 2], "metric": lambda outputs: 1.0, "min": 1}, "`labels=` are for a `metric=` that takes them"),
         ({"best": True, "min_snr": 20}, "`best=True` is `build`'s"),
-        (
-            {"budget": "10min"},
-            "`budget=` is the time to look for what stays out of INT8 within a limit: add a limit such as",
-        ),
         ({"labels": ["cat", "dog"], **LABELLED}, "takes the number of a class for each sample"),
         ({"labels": [1.5, 2.0], **LABELLED}, "takes the number of a class for each sample"),
         ({"labels": [1, 2], **LABELLED}, "2 labels were given for 80 samples: give one for each, in their order"),
@@ -331,7 +327,6 @@ def test_a_metric_of_samples_of_several_widths_beside_what_fp32_gives(crops: Any
         ({"metric": "os:getcwd", "min": 1}, "failed on {y (80, 40)}: TypeError"),
         ({"metric": lambda outputs, labels: 1.0, "min": 1}, "takes labels as well"),
         ({"min_snr": 20, "calib": "old.cache"}, "is a TensorRT cache"),
-        ({"min_snr": 20, "budget": "soon"}, "`budget='soon'` can't be read"),
         ({"min_snr": 20, "data": None}, "judged on real samples"),
         ({"min_snr": 20, "precision_override": ["nothing=fp32"]}, "matches no node"),
     ],
@@ -360,8 +355,6 @@ def test_limits_out_of_reach_are_told_apart(crops: Any, tmp_path: Path) -> None:
         _tuned(_net(), crops, tmp_path, min_snr=66)
     with pytest.raises(AccuracyLost, match=r"not even without INT8.*at least 90 is asked for"):
         _tuned(_net(), crops, tmp_path, min_snr=90)  # FP16 itself has less
-    with pytest.raises(AccuracyLost, match=r"the budget ended"):
-        _tuned(_net(layers=12), crops, tmp_path, min_snr=60, budget="0.001s")
     assert not (tmp_path / "m.engine").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,23 @@ def test_the_engine_runs_what_was_asked(
     assert {"engine", "manifest", "precision", "seconds", "cached"} <= set(plain)
     assert plain["cached"] is False
     assert (tmp_path / "net.engine").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("options", [{}, {"min_snr": 45.0, "compare": False}])
+def test_a_build_reads_and_folds_its_model_once(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    calls = []
+
+    def counted(module: str, name: str) -> None:
+        right = getattr(sys.modules[module], name)
+        monkeypatch.setattr(f"{module}.{name}", lambda *given, **how: (calls.append(name), right(*given, **how))[1])
+
+    counted("trtopt.graph.io", "_parse")
+    counted("trtopt.graph.prepare", "fold")
+    data = files / "data.npz"
+    trtopt.build(files / "net.onnx", tmp_path / "m.engine", int8=True, data=data, target=TARGET, **options)
+    assert sorted(calls) == ["_parse", "fold"]
 
 
 def test_question_marks_are_no_dimension_names(tmp_path: Path) -> None:

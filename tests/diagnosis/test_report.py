@@ -21,7 +21,6 @@ from world import Heard
 
 import trtopt
 from trtopt import cli
-from trtopt.builder.construction import BuildResult
 from trtopt.core.errors import EngineError, MissingDependency, OutputError, UsageError
 from trtopt.core.values import Precision
 from trtopt.data.embedded import Embedded
@@ -486,25 +485,7 @@ def test_requests_that_can_not_be_right(engine: Path, tmp_path: Path) -> None:
         trtopt.report(tmp_path / "x.engine", tmp_path / "r.html")
 
 
-@pytest.mark.parametrize("command", [trtopt.build, trtopt.tune])
-def test_builds_write_one_of_all_that_they_know(command: Any, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tuning:
-        def to_json(self) -> dict[str, Any]:
-            return TUNING
-
-    result = BuildResult(engine, engine, {}, "", 1.0, False, tuning=Tuning())
-    monkeypatch.setattr("trtopt.autotune.building._tuned", lambda *_: result)
-    target = engine.with_suffix(".html")
-    assert command("m.onnx", engine, int8=True, min_snr=20, report=target) == result
-    shown = "".join(parsed(target).text)
-    assert "3 choices on 24 samples" in shown
-    assert command("m.onnx", engine, int8=True, min_snr=20) == result
-
-
 def test_what_draws_it_is_asked_for_first(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(MissingDependency, match="writing a report needs jinja2"):
         trtopt.report(engine, engine.with_suffix(".html"))
-    monkeypatch.setattr("trtopt.autotune.building._built", lambda request: pytest.fail("it built"))
-    with pytest.raises(MissingDependency):
-        trtopt.build("m.onnx", engine, int8=True, report=engine.with_suffix(".html"))

@@ -129,8 +129,8 @@ def test_what_cant_be_built_here_is_refused_before_any_work(world: World) -> Non
     text = LIST.replace('"rtx"', '"tensorrt"').replace('target = "sm89"', "")
     with pytest.raises(UnsupportedRequest, match=r"model.fp32, model.fp16, model.int8, …: "):
         trtopt.run_jobs(listed(world, text), workers=1)
-    goal = LIST.replace('"rtx"', '"rtx"\nbudget = "9min"')
-    with pytest.raises(UnsupportedRequest, match=r"`?budget.*add a limit"):
+    goal = LIST.replace('"rtx"', '"rtx"\nmin = 0.9')
+    with pytest.raises(UnsupportedRequest, match=r"metric.*go together"):
         trtopt.run_jobs(listed(world, goal), workers=1)
     with pytest.raises(DeviceError, match='no GPU can be used here; drop device = "cuda"'):
         trtopt.run_jobs(listed(world, 'device = "cuda"\n' + LIST), workers=1)

@@ -183,9 +183,8 @@ def test_inspect_and_version_say_what_runs_where(stand_in: Install, lean: Lean, 
     path = tmp_path / "m.engine"
     path.write_bytes(plan_of("8.6.0", stand_in, tmp_path, version_compatible=True))
     lean("lean-10.16.1")
-    report = trtopt.inspect(path, trust=True)
+    report = trtopt.inspect(path)
     assert report.runs_on.startswith("TensorRT 8.6.0.0, later 8.x and 10.x (not 11), full or lean")
-    assert any("layers can't be read" in note for note in report.notes)
     [told] = trtopt.version().generations
     assert told["product"] == "TensorRT lean" and told["can_build"] is False
     assert told["reads"] == "version-compatible plans of 10.16.1.11; those of 8.6 to 10.16 that carry the lean runtime"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +47,23 @@ from trtopt.core.files import (
 )
 from trtopt.core.options import taking, without
 from trtopt.core.progress import recorded
-from trtopt.core.values import Precision
+from trtopt.core.values import BuildSpec, Precision
 from trtopt.core.version import __version__
+from trtopt.cuda.device import DeviceInfo
+from trtopt.data import Batches
 from trtopt.data.preprocess import Preprocess
-from trtopt.diagnosis import report as reports
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.engine.store import named_store
 from trtopt.evaluation.agreement import Runner
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import by_samples, kinds_of
-from trtopt.graph.io import load_model, save_model
+from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.output_kinds import Kind
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
 from trtopt.trt import select
 
-GOAL = ("labels", "metric", "min", "budget", "min_agreement", "min_snr")
+GOAL = ("labels", "metric", "min", "min_agreement", "min_snr")
 NO_LIMIT = -1000.0  # dB
 
 
@@ -90,14 +93,12 @@ def build(request: BuildRequest) -> BuildResult:
         PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
         AccuracyLost: nothing stays within the limits, best not even in FP32; nothing is written.
     """
-    return _reported(request, _built)
+    return _logged(request, _built)
 
 
-def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) -> BuildResult:
-    """Do the work, and write the page on it where one is asked for."""
+def _logged(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) -> BuildResult:
+    """Do the work, its log kept and its scales where that is asked for."""
     named_store(request.store)  # refused before the work
-    if request.report is not None:
-        reports.ready()
     with recorded(request.reporter, request.log) as reporter:
         result = work(replace(request, reporter=reporter))
         if request.save_calib is not None and result.tuning is None:  # a search has kept its own
@@ -105,10 +106,6 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
                 reporter.warn("`save_calib=` kept nothing: no scales of trtopt's own calibration are in this engine")
             else:
                 result.table.save(request.save_calib)
-    if request.report is None:
-        return result
-    reports.report(result.engine, request.report, results=[result], reporter=request.reporter)
-    request.reporter.note(f"{os.fspath(request.report)} says what is known of the engine")
     return result
 
 
@@ -118,10 +115,10 @@ def _built(request: BuildRequest) -> BuildResult:
             raise UsageError(
                 "`best=True` compares engines: drop `compare=False`, or name the precision instead of `best=True`"
             )
-        for name in ("labels", "metric", "min", "budget"):
+        for name in ("labels", "metric", "min"):
             if getattr(request, name) is not None:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
-        return _Best(request, Limits.of(request.min_agreement, request.min_snr) or Limits()).build()
+        return _best(request, Limits.of(request.min_agreement, request.min_snr) or Limits())
     goal = goal_asked(request)
     if goal is not None:
         return _tuned(request, goal)
@@ -151,7 +148,7 @@ def tune(request: TuneRequest) -> BuildResult:
             "`min=`"
         )
     plain = BuildRequest(**vars(request))  # whose defaults are those of a build without INT8
-    return _reported(plain, lambda request: _tuned(request, goal))
+    return _logged(plain, lambda request: _tuned(request, goal))
 
 
 def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
@@ -179,7 +176,7 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
             return replace(result, tuning=tuning, not_measured=not_measured)
         # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
         limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
-        result = _Best(replace(plain, calib=tuning.table), limits).build(engines)
+        result = _best(replace(plain, calib=tuning.table), limits, engines)
     return replace(result, tuning=tuning)
 
 
@@ -227,8 +224,6 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         how = longer if comparison.speedup < 1 / (1 + EQUAL) else "is no faster than"
         instead = f"use `best=True` or `{base}=True`"
         reporter.warn(f"{quantized.upper()} {how} {base.upper()} on {comparison.gpu}: {instead}")
-    if slower := comparison.slower():
-        reporter.warn(slower)
     if loss := comparison.lost(str(quantized)):
         reporter.warn(
             f"the results of this {quantized.upper()} engine have little to do with the model's ({loss}): use `{base}=True`, "
@@ -240,64 +235,82 @@ def _asked_for(request: BuildRequest) -> BuildResult:
 # The best ----------------------------------------------------------------------------------------------------------------
 
 
-class _Best:
-    """A build that keeps the fastest candidate within the limits. Everything lies in a scratch folder until it is decided."""
+def _best(request: BuildRequest, limits: Limits, engines: Engines | None = None) -> BuildResult:
+    """Keep the fastest engine within the limits; `engines`: those that a search has built already."""
+    started, selection = time.monotonic(), _selection(request, limits)
+    request = selection.request
+    if not request.force and (result := selection.up_to_date()):
+        return result
+    if engines is None and (doubt := too_few(selection.samples.samples)):  # else the search has said so
+        request.reporter.warn(doubt)
+    with folder_beside(selection.output) as folder:
+        if engines is None:
+            engines = Engines(request, selection.gpu, folder, selection.samples)
+        engines.request = request  # with the table that was chosen
+        results, comparison = selection.judged(engines)
+        best = results[Precision(comparison.kept)]
+        selection.install(best, results.get(selection.quantized), comparison)
+    request.reporter.note(comparison.why)
+    return selection.result(best, comparison, seconds=time.monotonic() - started)
 
-    def __init__(self, request: BuildRequest, limits: Limits) -> None:
-        self.started, self.limits, self.reporter = time.monotonic(), limits, request.reporter
-        self.request = request = request if request.int8 or request.fp8 else replace(request, int8=True)
-        self.output, self.spec = Path(request.output), spec_of(request)
-        self.quantized, self.base = self.spec.precision, self.spec.base
-        check_outputs(request)
-        if request.images is None and request.data is None:
-            alone = "; beside `calib=` they judge and nothing else" if request.calib is not None else ""
-            raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{alone}")
-        self.request = request = with_model(request)
-        self.model = load_model(request.model)
-        try:
-            self.gpu = gpu_for(request)
-        except (DeviceError, MissingDependency, UsageError) as error:
-            instead = (
-                f"choose the precision yourself: `{self.quantized}=True` or `{self.base}=True` instead of `best=True`"
-            )
-            raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
-        self.ort = ort_version("judging engines")  # what is missing is said before the work
-        self.samples = real_samples(self.model, request)
-        self.kinds = kinds_of(self.model, request)
-        self.key = self._key()
 
-    def build(self, engines: Engines | None = None) -> BuildResult:
-        """Return the engine that is kept; of `engines`, those that a search has built already."""
-        if not self.request.force and (result := self._up_to_date()):
-            return result
-        if engines is None and (doubt := too_few(self.samples.samples)):  # else the search has said so
-            self.reporter.warn(doubt)
-        with folder_beside(self.output) as folder:
-            if engines is None:
-                engines = Engines(self.request, self.gpu, folder, self.samples)
-            engines.request = self.request  # with the table that was chosen
-            results, comparison = self._selected(engines)
-            best = results[Precision(comparison.kept)]
-            self._install(best, results.get(self.quantized), comparison)
-        self.reporter.note(comparison.why)
-        return self._result(best, comparison, seconds=time.monotonic() - self.started)
+def _selection(request: BuildRequest, limits: Limits) -> _Selection:
+    """Return what there is to select from, and by; what can't be judged or run here is refused."""
+    request = request if request.int8 or request.fp8 else replace(request, int8=True)
+    spec = spec_of(request)
+    check_outputs(request)
+    if request.images is None and request.data is None:
+        alone = "; beside `calib=` they judge and nothing else" if request.calib is not None else ""
+        raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{alone}")
+    request = with_model(request)
+    try:
+        gpu = gpu_for(request)
+    except (DeviceError, MissingDependency, UsageError) as error:
+        instead = f"choose the precision yourself: `{spec.precision}=True` or `{spec.base}=True` instead of `best=True`"
+        raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
+    ort = ort_version("judging engines")  # what is missing is said before the work
+    model = load_model(request.model)
+    return _Selection(request, limits, spec, model, gpu, ort, real_samples(model, request), kinds_of(model, request))
 
-    def _selected(self, engines: Engines) -> tuple[dict[Precision, BuildResult], Comparison]:
+
+@dataclass(frozen=True)
+class _Selection:
+    """Engines of one request in three precisions, of which the fastest within the limits is kept."""
+
+    request: BuildRequest
+    limits: Limits
+    spec: BuildSpec
+    model: Model
+    gpu: DeviceInfo
+    ort: str
+    samples: Batches
+    kinds: Mapping[str, Kind]
+
+    @property
+    def output(self) -> Path:
+        return Path(self.request.output)
+
+    @property
+    def quantized(self) -> Precision:
+        return self.spec.precision
+
+    def judged(self, engines: Engines) -> tuple[dict[Precision, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
         results: dict[Precision, BuildResult] = {}
         failures: dict[Precision, str] = {}
         reference: tuple[Runner, str] | None = None
-        for precision in (self.quantized, self.base, Precision.FP32):  # the last only where none of the others will do
+        wanted = (self.quantized, self.spec.base, Precision.FP32)  # the last only where none of the others will do
+        for precision in wanted:
             try:
                 results[precision] = engines.build(precision)
             except (BuildFailed, PrecisionLost) as error:
-                self.reporter.warn(f"no {precision.upper()} engine: {error}")
+                self.request.reporter.warn(f"no {precision.upper()} engine: {error}")
                 failures[precision] = str(error)
             if precision is self.quantized or not results:
                 continue
             run, description = reference = reference or self._reference()
             comparison = measured(
-                self.gpu, results, failures, self.samples, self.reporter, reference=run, kinds=self.kinds
+                self.gpu, results, failures, self.samples, self.request.reporter, reference=run, kinds=self.kinds
             )
             try:
                 return results, replace(comparison, reference=description, key=self.key).judged(self.limits)
@@ -312,12 +325,12 @@ class _Best:
         run = by_samples(runner, self.model.inputs, self.model.outputs)
         return run, f"the FP32 model in ONNX Runtime {self.ort} on the {'GPU' if runner.on_gpu else 'CPU'}"
 
-    def _install(self, best: BuildResult, quantized: BuildResult | None, comparison: Comparison) -> None:
+    def install(self, best: BuildResult, quantized: BuildResult | None, comparison: Comparison) -> None:
         """Move the engine that is kept to the output: plan and manifest, and what else is to be kept."""
         manifest = load_manifest(best.engine)
         assert manifest is not None  # the builder has just written it
         graph, cache = self.request.save_onnx, self.request.save_cache
-        engine.tell_cut_off(self.request)
+        engine.tell_unnamed(self.request)
         graph_file = beside(self.output, graph) if graph else None
         manifest = replace(manifest, comparison=comparison.describe(), graph_file=graph_file)
         with writing_together(self.output, manifest_path(self.output)) as (plan, manifest_file):
@@ -328,9 +341,7 @@ class _Best:
             if cache and quantized is not None:
                 write_bytes(cache, whole(quantized.engine.with_name(NATIVE_CACHE)))
 
-    def _result(self, result: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
-        if slower := comparison.slower():
-            self.reporter.warn(slower)
+    def result(self, result: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
         graph = self.request.save_onnx
         return replace(
             result,
@@ -341,7 +352,7 @@ class _Best:
             seconds=seconds,
         )
 
-    def _up_to_date(self) -> BuildResult | None:
+    def up_to_date(self) -> BuildResult | None:
         """Return the engine at the output, if a selection now would have the same candidates and limits."""
         comparison, cache = stored_comparison(self.output), self.request.save_cache
         if comparison is None or comparison.key != self.key or (cache and not Path(cache).is_file()):
@@ -354,10 +365,11 @@ class _Best:
         result = engine.construct(replace(request, store="none"))
         if not result.cached:
             return None
-        self.reporter.note(f"{self.output} is up to date: {comparison.why}")
-        return self._result(result, comparison, seconds=result.seconds)
+        self.request.reporter.note(f"{self.output} is up to date: {comparison.why}")
+        return self.result(result, comparison, seconds=result.seconds)
 
-    def _key(self) -> str:
+    @cached_property
+    def key(self) -> str:
         """Digest all that the candidates, their figures and the choice depend on."""
         request, generation = self.request, select(self.request.backend)
         calib, preprocess = request.calib, request.preprocess

@@ -56,8 +56,7 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
 
 
 def asked_of_builder(request: BuildRequest, precision: Precision, preprocess: Any, *, within: bool) -> BuildRequest:
-    """Return the request for one engine: as it is, or without quantization; with the samples too if `within`, which say what of
-    it has to stay in FP32 to be within the limits."""
+    """Return the request for one engine, `within` with the samples that say what of a floating one stays in FP32."""
     if precision.quantized:  # with a table, images and data only judge
         return request if request.calib is None else replace(request, images=None, data=None)
     precisions = (Precision.FP32, precision)

@@ -53,11 +53,6 @@ def goal_of(request: BuildRequest) -> Goal | None:
     if labels is not None and (metric is None or not takes_labels(metric)):
         raise UsageError("`labels=` are for a `metric=` that takes them: add one, or drop the labels")
     if limits is None and metric is None:
-        if request.budget is not None:
-            limit = "a limit such as `min_snr=25`" if request.int8 else "`int8=True` and a limit such as `min_snr=25`"
-            raise UsageError(
-                f"`budget=` is the time to look for what stays out of INT8 within a limit: add {limit}, or drop it"
-            )
         return None
     return Goal(limits, labels, metric, request.min or 0.0, called(request.metric))
 
@@ -96,8 +91,7 @@ class TunedChoice:
 
 
 class AccuracyEvaluator:
-    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of the model as it is,
-    not folded."""
+    """A judge of graphs, by their results on the samples against those of the model as it is, not folded."""
 
     def __init__(
         self,
@@ -149,8 +143,7 @@ class AccuracyEvaluator:
         return TunedChoice(snr, "; ".join(texts), tuple(missed), headroom)
 
     def _error(self, results: Sequence[Arrays]) -> float:
-        """Return the standard error over the samples, in dB, of the ratio of their summed noise and signal: that of the output
-        where it is largest."""
+        """Return the standard error over the samples, in dB, of the ratio of noise and signal, of the worst output."""
         largest, count = 0.0, len(results)
         for name in self.outputs:
             old, new = ([np.asarray(arrays[name], np.float64) for arrays in each] for each in (self.expected, results))

@@ -8,7 +8,6 @@ the costliest first. What a GPU runs faster in floating point stays out as well.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,18 +26,6 @@ from trtopt.graph.passes.placement import Points
 
 MOST_PUT_BACK = 24  # tries
 LEAST = 1e-4  # that a layer is taken to cost when layers are ranked: nothing stays out for nothing
-
-
-@dataclass
-class Budget:
-    """The time that a search may take; `ended`: it was asked for more."""
-
-    deadline: float
-    ended: bool = False
-
-    def over(self) -> bool:
-        self.ended = self.ended or time.monotonic() >= self.deadline
-        return self.ended
 
 
 @dataclass(frozen=True)
@@ -92,7 +79,6 @@ class Choices:
     evaluate: Callable[[Sequence[str], Callable[[], ModelProto]], TunedChoice]
     costs: Costs
     overrides: Sequence[Override]
-    budget: Budget
     reporter: Reporter
     gates: Sequence[str] = ()
     tried: dict[frozenset[str], TunedChoice] = field(default_factory=dict)
@@ -135,7 +121,7 @@ class Choices:
         return tuple(sorted(self._faster(left_out)))
 
     def _search(self) -> tuple[str, ...] | None:
-        """Return a few layers without which the limits hold; None: there are none, or the time ended before."""
+        """Return a few layers without which the limits hold; None: there are none."""
         costs = {name: max(self.costs(name), LEAST) for name in self.layers}
         ranked = sorted(self.layers, key=lambda name: (-self.layer_noise[name] / costs[name], name))
         first, step = self._first(ranked)
@@ -145,14 +131,12 @@ class Choices:
                 phase.detail(f"{count} out")
                 return not self.judged(ranked[:count]).missed
 
-            count = fewest(len(ranked), within, first=first, step=step, over=self.budget.over)
+            count = fewest(len(ranked), within, first=first, step=step)
         if count == len(ranked) and (not self.forced or self.judged(ranked).missed):
             return None
         left_out = tuple(ranked[:count])
         with self.reporter.phase("trying what stays out in INT8", None) as phase:
             for name in sorted(left_out, key=lambda name: (-costs[name], name))[:MOST_PUT_BACK]:
-                if self.budget.over():
-                    break
                 phase.advance()
                 others = tuple(item for item in left_out if item != name)
                 if self._may_fit(name, left_out) and not self.judged(others).missed:
@@ -189,10 +173,6 @@ class Choices:
         most = max((item for item in self.tried.values() if item.share), key=lambda choice: choice.snr_db)
         best = f"the best choice tried: {most.snr_db:.1f} dB with {most.share:.0%} of the arithmetic in INT8, "
         best += "; ".join(most.missed)
-        if self.budget.ended:
-            return AccuracyLost(
-                f"the budget ended before a choice within the limits was found ({best}): give more of `budget=`"
-            )
         if worst := "; ".join(self.judged(self.layers).missed):
             without = (
                 "with nothing in INT8 but what `precision_override=` puts there" if self.forced else "without INT8"

@@ -128,25 +128,8 @@ class Comparison:
         parts = [_compared(mine, other), *([] if mine.accuracy is None else [_accuracy(mine, other.name)])]
         return replace(self, kept=precision, why=f"{mine.name} as asked for: {'; '.join(parts)}")
 
-    def slower(self) -> str:
-        """Say at which shapes the engine that is kept takes longer than another within the limits, where it doesn't over all
-        profiles; empty: at none."""
-        candidate = self.candidate(self.kept)
-        for other in self.candidates:
-            if other is candidate or not other.times or other.missed(self.limits):
-                continue
-            if candidate.relative_time(other) > 1 + EQUAL:
-                continue
-            if places := candidate.slower_than(other):
-                return (
-                    f"{candidate.name} takes longer than {other.name} at {_places(places)}: for what runs there alone, build "
-                    "an engine of its own with that in `shapes=`"
-                )
-        return ""
-
     def lost(self, precision: str) -> str:
-        """Say how near its results are to the reference's, where they have next to nothing to do with them; empty:
-        they have, or that isn't known."""
+        """Say how near its results are to the reference's, where they have next to nothing to do with them; else nothing."""
         mine = self.candidate(precision)
         return _accuracy(mine, self.reference or "") if mine.missed(Limits(min_agreement=0.0, min_snr=LOST)) else ""
 
@@ -224,8 +207,7 @@ def measured(
     reference: Runner | Name | None = None,
     kinds: Mapping[str, Kind] | None = None,
 ) -> Comparison:
-    """Time the engines that could be made, by precision or another name, and judge them against `reference`, where there is
-    one, such as one of them, by the outputs' `kinds`."""
+    """Time engines, by precision or another name, and judge them by the outputs' `kinds` where there is a `reference`."""
     names = ", ".join(item.upper() for item in results)
     with contextlib.ExitStack() as stack:
         sessions = {

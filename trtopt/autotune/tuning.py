@@ -1,4 +1,4 @@
-"""The fastest choice within an accuracy budget: which layers stay out of INT8, and how the weights of the others are rounded.
+"""The fastest choice within an accuracy limit: which layers stay out of INT8, and how the weights of the others are rounded.
 
 Where INT8 everywhere isn't within the limits, weights are repaired (`trtopt.calibration.repairing`), which also tells the noise
 that each layer makes, and layers are left out (`trtopt.autotune.search`). Every choice is judged by the real Q/DQ graph on real
@@ -8,7 +8,6 @@ samples.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,12 +19,13 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, TunedChoice, too_few
-from trtopt.autotune.search import Budget, Choices, Costs, Measured
-from trtopt.builder.asked import spec_of, with_profiles
+from trtopt.autotune.search import Choices, Costs, Measured
+from trtopt.builder.asked import spec_of
 from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
+from trtopt.builder.plan import plan_build
 from trtopt.builder.request import BuildRequest
-from trtopt.builder.samples import preparation, real_samples, sizes_of_samples
+from trtopt.builder.samples import preparation, real_samples
 from trtopt.calibration import prepared
 from trtopt.calibration.calibrator import CalibrateResult, calibrated
 from trtopt.calibration.importing import kept_out, without_scales
@@ -39,11 +39,10 @@ from trtopt.core.errors import AccuracyLost, OutputError, TrtoptError, UsageErro
 from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides, read_time
+from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides
 from trtopt.core.version import __version__
 from trtopt.core.words import counted
 from trtopt.data import SAMPLES
-from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.evaluation.limits import without_share
 from trtopt.evaluation.verify import kinds_of
@@ -55,14 +54,12 @@ from trtopt.graph.passes.placement import Points, find_points, gates_of
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.prepare import FoldedModel, prepare
+from trtopt.graph.prepare import FoldedModel
 from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
-from trtopt.linting.refusals import refuse
 from trtopt.ort.folding import proven
 from trtopt.ort.sessions import version as ort_version
-from trtopt.trt import select
 from trtopt.trt.generation import Generation
 
 Content = TypeVar("Content")
@@ -81,7 +78,6 @@ class Tuning:
         front: the choices that were tried and that no other beats in both the share in INT8 and accuracy, by share.
         tried: how many choices were.
         cost: in what layers were weighed.
-        unfinished: the budget ended the search before all was tried.
         timed: layers were weighed by their times on a GPU.
         with_gates: the choice with squeeze-and-excite in INT8, before it is known which is faster; None: there is none, or
             nothing is timed.
@@ -96,7 +92,6 @@ class Tuning:
     tried: int
     cost: str
     seconds: float
-    unfinished: bool = False
     timed: bool = False
     with_gates: Tuning | None = None
 
@@ -120,8 +115,7 @@ class Tuning:
         out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
         decibels = f"{self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB on {counted(self.samples, 'sample')}"
-        ended = " (the budget ended the search)" if self.unfinished else ""
-        tried = f"{counted(self.tried, 'choice')} in {self.seconds:.0f} s{ended}"
+        tried = f"{counted(self.tried, 'choice')} in {self.seconds:.0f} s"
         return f"{out}, {repairs}: {decibels}{figure}; {tried}"
 
     def to_json(self) -> dict[str, Any]:
@@ -215,10 +209,9 @@ class _Judge:
 
 @dataclass(frozen=True)
 class _Search:
-    """What one search for a choice goes by; `noise` is known where the scales have been repaired."""
+    """A search for a choice; `noise` is known where the scales have been repaired."""
 
     start: float
-    budget: Budget
     subject: _TunedModel
     judge: _Judge
     before: TunedChoice
@@ -239,7 +232,6 @@ class _Search:
             evaluate=partial(self.judge, table.digest),
             costs=costs,
             overrides=subject.spec.overrides,
-            budget=self.budget,
             reporter=self.reporter,
             gates=table.gates,
         )
@@ -254,19 +246,15 @@ class _Search:
             tried=len(self.judge.known),
             cost=costs.unit,
             seconds=time.monotonic() - self.start,
-            unfinished=self.budget.ended,
             timed=costs.measured is not None,
         )
 
 
 def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
-    """Find what has to stay out of INT8 for the results to be within the goal; `measure` gives the times of layers in INT8 by a
-    table and in floating point, None where they can't be measured."""
-    start, seconds, reporter = time.monotonic(), budget_of(request.budget), request.reporter
-    subject, scales = _subject(request), _given_scales(request)
-    if request.embed_preprocess:
-        preprocess = scales.preprocess if request.preprocess is None and scales is not None else request.preprocess
-        Embedded.of(None if preprocess is None else Preprocess.load(preprocess), subject.model.inputs)
+    """Find what has to stay out of INT8 for the goal; `measure` gives times of layers, None where there are none."""
+    start, reporter = time.monotonic(), request.reporter
+    scales = _given_scales(request)
+    subject = _subject(request, scales)
     key = _key(request, subject, scales)
     judge = _judge(request, goal, subject, key)
     table = _first_scales(request, subject, scales)
@@ -274,7 +262,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     before, noise = judge(table.digest, (), partial(subject.lowered, (), table)), NoiseByPlace({}, {})
     if before.missed:
         table, noise = _repaired(request, subject, key, table)
-    search = _Search(start, Budget(time.monotonic() + seconds), subject, judge, before, noise, measure, reporter)
+    search = _Search(start, subject, judge, before, noise, measure, reporter)
     tuning = search(table)
     if not subject.gates or not tuning.timed:
         return tuning
@@ -323,13 +311,16 @@ def check_tunable(request: BuildRequest) -> None:
         raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
 
 
-def _subject(request: BuildRequest) -> _TunedModel:
-    """Return the model of the request, refused before long work where layers can't be chosen for it."""
-    spec, model = spec_of(request), load_model(request.model)
-    generation = select(request.backend)
-    generation.refuse(spec)
-    refuse(generation, model, prepare(model, reporter=request.reporter).proto)
+def _subject(request: BuildRequest, scales: Table | None) -> _TunedModel:
+    """Return the model of the request, refused before long work where it can't be built, or layers can't be chosen for it."""
+    model = load_model(request.model)
     refuse_quantized(model)
+    prepared_by = request.preprocess
+    if prepared_by is None and scales is not None and (request.images is not None or request.embed_preprocess):
+        prepared_by = scales.preprocess
+    plan = plan_build(
+        replace(request, calib=None, preprocess=prepared_by, reporter=SILENT)
+    )  # which is said by the build
     if not any(item.floating for item in model.outputs):
         types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
         cut = ending_before(model.proto, ("ArgMax", "ArgMin", "TopK"), model.path)
@@ -337,12 +328,11 @@ def _subject(request: BuildRequest) -> _TunedModel:
             f"no output is floating ({types}), so nothing says which layers lose: give the model that ends with the scores"
             + f" ({cut})" * bool(cut)
         )
-    preprocess = preparation(model, request)
-    profiles = with_profiles(spec, model, preprocess, SILENT, partial(sizes_of_samples, model, request)).profiles
     samples = (batch for those in (request,) for batch in real_samples(model, those))  # read where folding needs them
     folded = proven(model, samples=samples, reporter=request.reporter)
-    check_overrides(spec.overrides, folded.proto.graph.node)
-    return _TunedModel(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])
+    check_overrides(plan.spec.overrides, folded.proto.graph.node)
+    shapes = opt_shapes(model.inputs, plan.spec.profiles)[0]
+    return _TunedModel(model, folded, plan.spec, plan.generation, preparation(model, request), shapes)
 
 
 def _given_scales(request: BuildRequest) -> Table | None:
@@ -390,8 +380,7 @@ def _kept_file(key: Any, what: str) -> Path | None:
 
 
 def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -> Content:
-    """Return what an earlier call of this key measured, of this kind, else what `measure` gives, which is kept unless it is
-    None."""
+    """Return what an earlier call of this key measured, else what `measure` gives, which is kept unless it is None."""
     file = _kept_file(key, what)
     with contextlib.suppress(Damaged, OSError):
         if file is not None and file.is_file():
@@ -443,13 +432,3 @@ def _repaired(
             write_json(path.with_suffix(".noise"), plain(result.repairs.noise))
             result.table.save(path)
     return result.table, result.repairs.noise
-
-
-def budget_of(text: str | float | None) -> float:
-    """Return the seconds of "90", "90s", "10min" or "1h"; infinite where there is none."""
-    if text is None:
-        return math.inf
-    value = read_time(text, {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600})
-    if not value:
-        raise UsageError(f"`budget={text!r}` can't be read; write a time such as 90s or 10min")
-    return value

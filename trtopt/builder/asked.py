@@ -57,27 +57,6 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     )
 
 
-def request_of(
-    spec: BuildSpec, model: str | os.PathLike[str], output: str | os.PathLike[str], **options: Any
-) -> BuildRequest:
-    """Return a request that `spec_of` makes that specification of; what isn't said in it, and how it is built, in `options`."""
-    half = spec.base is Precision.FP16 and not spec.precision.quantized
-    return BuildRequest(
-        model,
-        output,
-        **{name: getattr(spec, name) for name in _SAME if name not in options},
-        int8=spec.precision is Precision.INT8,
-        fp8=spec.precision is Precision.FP8,
-        bf16=spec.base is Precision.BF16,
-        fp16=half,
-        fp32_io=spec.io_fp32,
-        workspace=spec.workspace,
-        precision_override=[f"{item.pattern}={item.precision}" for item in spec.overrides],
-        shapes=spec.profiles,
-        **options,
-    )
-
-
 def with_profiles(
     spec: BuildSpec,
     model: Model,

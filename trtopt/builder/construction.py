@@ -1,7 +1,8 @@
 """One engine: planned, executed and written, or taken from the store.
 
 plan = plan_build(request)  # all refusals
-built = execute(plan)  # fold, lower, build, judge
+plan = with_scales(plan)  # calibrate
+built = execute(plan)  # lower, build, judge; at most one repair
 write_artifacts(plan, built)
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.builder.execute import Built, execute
-from trtopt.builder.plan import BuildPlan, plan_build
+from trtopt.builder.plan import BuildPlan, plan_build, with_scales
 from trtopt.builder.refit import structure
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
@@ -28,7 +29,7 @@ from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Kept, TensorInfo
 from trtopt.core.version import __version__
-from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
+from trtopt.engine.manifest import Manifest, beside, load_manifest, manifest_path, precision_summary
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import fingerprint
@@ -84,7 +85,7 @@ def construct(request: BuildRequest) -> BuildResult:
     This is `trtopt.build` without measuring anything; arguments and errors are described there.
     """
     start, where, reporter = time.monotonic(), named_store(request.store), request.reporter
-    plan = plan_build(request)
+    plan = with_scales(plan_build(request))
     if not request.force and (manifest := up_to_date(plan)):
         reporter.note(f"{plan.output} is up to date")
         return _result(plan, update_metadata(plan, manifest), time.monotonic() - start, cached=True)
@@ -100,7 +101,7 @@ build = taking(BuildRequest)(construct)  # by keywords
 
 def stored_engine(request: BuildRequest, store: Store) -> Entry:
     """Return the engine in the store, built if it isn't there; `output` stays unwritten. Raises as `trtopt.build`."""
-    return _stored(plan_build(request), store)[0]
+    return _stored(with_scales(plan_build(request)), store)[0]
 
 
 def _stored(plan: BuildPlan, store: Store) -> tuple[Entry, bool]:
@@ -156,7 +157,7 @@ def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool
 
 def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
     """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
-    tell_cut_off(plan.request)
+    tell_unnamed(plan.request)
     lowered, engine, safety = built.lowered, built.engine, built.safety
     unsafe = {} if safety is None else safety.in_fp32
     graph, cache = plan.request.save_onnx, plan.request.save_cache
@@ -241,7 +242,7 @@ def copy_entry(plan: BuildPlan, store: Store, entry: Entry) -> Manifest:
         raise Damaged(str(error)) from None
     if entry_manifest is None:
         raise Damaged("it has no manifest")
-    tell_cut_off(plan.request)
+    tell_unnamed(plan.request)
     manifest = replace(
         entry_manifest,
         source={**entry_manifest.source, "path": str(source) if source else None},
@@ -258,16 +259,12 @@ def copy_entry(plan: BuildPlan, store: Store, entry: Entry) -> Manifest:
     return manifest
 
 
-def tell_cut_off(request: BuildRequest) -> None:
-    """Say that an engine is going to replace one whose graph was kept, where its own isn't."""
-    output, graph_file = Path(request.output), request.save_onnx
-    if graph_file is None and (graph := kept_graph(output)) is not None:
+def tell_unnamed(request: BuildRequest) -> None:
+    """Warn of a graph that the manifest can't name."""
+    graph = request.save_onnx
+    if graph is not None and beside(Path(request.output), graph) is None:
         request.reporter.warn(
-            f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add `save_onnx='{graph}'`"
-        )
-    if graph_file is not None and beside(output, graph_file) is None:
-        request.reporter.warn(
-            f"{os.fspath(graph_file)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
+            f"{os.fspath(graph)} isn't in the folder of {request.output} or below it, so the manifest doesn't name it: "
             "`backend='onnxruntime'` won't find it"
         )
 

@@ -27,9 +27,7 @@ from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo
-from trtopt.data.convert import single_runs
 from trtopt.graph.fixed_inputs import with_file
-from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
@@ -41,7 +39,6 @@ from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import explained
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.folding import proven
-from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.parsing import refusal
 from trtopt.trt.profiles import validate_profiles
@@ -64,10 +61,7 @@ class Built:
 
 
 def execute(plan: BuildPlan) -> Built:
-    """Fold, lower, build, and judge what the engine runs: nothing is written.
-
-    Raises: as `trtopt.build`.
-    """
+    """Lower and build the folded model, and judge what the engine runs; nothing is written. Raises as `trtopt.build`."""
     spec, inputs, start = plan.spec, plan.model.inputs, time.monotonic()
     reporter = plan.request.reporter
     folded_model = proven(plan.model, samples=plan.samples or (), profiles=spec.profiles, reporter=reporter)
@@ -100,17 +94,12 @@ def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list
 
 
 def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
-    """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized. Of a model that is
-    FP16 or BF16 already it is said that it stays as it is, and what isn't finite in it."""
+    """Find what has to stay in FP32 by what the samples show; nothing of a model that is FP16 or BF16 already."""
     spec, request, reporter = plan.spec, plan.request, plan.request.reporter
     own = None if spec.precision.quantized or spec.base is Precision.FP32 else typed_already(to_ir(folded))
     if own is not None:
         option = f"`{spec.base}=True`"
         reporter.note(f"the model is {own.upper()} already, and its types stay as they are: {option} changes nothing")
-        if plan.samples is not None:
-            feeds = (run.feed for run in single_runs(network_inputs(folded), plan.samples))
-            for node, what in not_finite(folded, measure_ranges(folded, feeds)).items():
-                reporter.warn(f"{node} {what}, in the model as it is given")
         return None
     if plan.samples is None:
         return None
@@ -169,8 +158,7 @@ def _construct(
 
 
 def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
-    """Yield where the engine isn't as asked for, and what to do where that fails the build, as where the user `named` a node
-    that is lost; "" where it is only told."""
+    """Yield where the engine isn't as asked for, and what to do where that fails the build, as of a node that is `named`."""
     anyway = "take it as it is with `allow_precision_fallback=True`"
     if report.unknown:
         yield f"what the engine of {plan.generation} runs isn't known: {report.unknown}", anyway

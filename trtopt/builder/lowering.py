@@ -146,8 +146,7 @@ def _floating_layers(model: ir.Model) -> list[str]:
 
 
 def _left_to_tensorrt(model: ir.Model, asked: Collection[str]) -> set[str]:
-    """Name what a weakly typed build would compute in FP32 where that saves it a conversion: layers with products that nothing
-    is asked of, elementwise nodes that lead to these or follow them with no other operator between, and means."""
+    """Name what a weakly typed build would compute in FP32 where that saves it a conversion."""
     free = {str(node.name) for node in model.graph if node.op_type in WEIGHTED} - set(asked)
     return free | _beside(model, free)
 
@@ -168,8 +167,7 @@ def _quantize(
     left_out: Mapping[str, str],
     passes: list[PassResult],
 ) -> Points:
-    """Smooth and repair the weights and insert Q/DQ, as the table says; return where. Each step's result comes to `passes`.
-    Nodes in `left_out` stay out, for the reason given; those that the table leaves out come to them."""
+    """Smooth and repair the weights and insert Q/DQ, as the table says; each step's result comes to `passes`."""
     int8, capabilities = spec.precision is Precision.INT8, generation.capabilities
     if table.smoothed and int8:
         passes.append(smooth(model, table.smoothed))

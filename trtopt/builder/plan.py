@@ -34,13 +34,14 @@ from trtopt.trt.generation import Generation
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """A build that nothing known beforehand speaks against.
+    """A build that nothing known beforehand speaks against; `with_scales` adds the last five.
 
     Attributes:
+        scales: where they come from; quantized: the model holds its own.
         stated: output → the kind that the user says.
-        table: the scales; native, cache, native_batch: for TensorRT's own calibrator.
-        preprocessing: as the manifest describes it; embedded: what of it the engine does itself.
         samples: that say what has to stay in FP32, where the build isn't quantized.
+        table: the scales; native, cache: for TensorRT's own calibrator, instead.
+        preprocessing: as the manifest describes it; embedded: what of it the engine does itself.
     """
 
     request: BuildRequest
@@ -49,13 +50,14 @@ class BuildPlan:
     generation: Generation
     classes: Sequence[str] | None
     stated: Mapping[str, Kind]
-    table: Table | None
-    native: Batches | None
-    cache: bytes | None
-    native_batch: int
-    preprocessing: Mapping[str, Any] | None
-    embedded: Embedded | None
+    scales: Scales
+    quantized: bool
     samples: Batches | None
+    table: Table | None = None
+    native: Batches | None = None
+    cache: bytes | None = None
+    preprocessing: Mapping[str, Any] | None = None
+    embedded: Embedded | None = None
 
     @property
     def in_graph(self) -> Table | None:
@@ -65,6 +67,11 @@ class BuildPlan:
     @property
     def output(self) -> Path:
         return Path(self.request.output)
+
+    @property
+    def native_batch(self) -> int:
+        """Samples that TensorRT's own calibrator takes at a time."""
+        return self.scales.native_batch(self.model, self.spec)
 
     @property
     def name(self) -> str:
@@ -118,23 +125,24 @@ class BuildPlan:
         return {**self.parts, "graph": self.request.save_onnx is not None}
 
 
-def plan_build(request: BuildRequest) -> BuildPlan:
-    """Refuse what can't be built, before any long work but calibration, as `trtopt.build` does."""
-    reporter = request.reporter
-    spec = spec_of(request)
+def plan_build(request: BuildRequest, spec: BuildSpec | None = None) -> BuildPlan:
+    """Refuse what can't be built, before any long work, as `trtopt.build` does; of `spec`, where that is known already."""
+    reporter, spec = request.reporter, spec or spec_of(request)
     check_outputs(request)
     model = load_model(request.model)
     classes = None if request.classes is None else load_classes(request.classes)
     if classes is not None:
         check_classes(classes, model.outputs)
     kinds_stated = stated(request.output_kind, model.outputs)
-    scales = Scales(request, request.preprocess)
     quantized, generation = is_quantized(model.proto), select(request.backend)
     generation.refuse(spec)
     sampled, reduced = request.images is not None or request.data is not None, spec.precision.quantized
     long_work = (sampled or reduced) and request.calib is None  # before which the parser is asked
     refuse(generation, model, prepare(model, reporter=reporter).proto if long_work else None)
+    scales = Scales(request, request.preprocess)
     scales.check(spec, quantized)
+    if not (reduced or sampled or request.min_snr is None or request.best):
+        raise UsageError("`min_snr=` is judged on real samples: add `images=DIR` or `data='F.npz'`")
     if not spec.targets and (targets := generation.targets(spec)):
         reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
     preprocess = None if request.preprocess is None else Preprocess.load(request.preprocess)
@@ -145,37 +153,37 @@ def plan_build(request: BuildRequest) -> BuildPlan:
             size = x(sized_preprocess.size)
             reporter.note(f"images are prepared in {size}, the opt size of `shapes=` (`size=` gives another)")
         scales = replace(scales, preprocess=sized_preprocess)
-    if spec.embed_preprocess:
-        if preprocess is not None or request.calib is None:  # else the table knows
-            Embedded.of(preprocess, model.inputs)
-        if request.data is not None:  # is used as it is
-            scales = replace(scales, preprocess=None)
-    table = scales.table(model, spec, quantized, reporter)
+    if spec.embed_preprocess and (preprocess is not None or request.calib is None):  # else the table knows
+        Embedded.of(preprocess, model.inputs)
+    samples = real_samples(model, request) if sampled and not reduced else None
+    return BuildPlan(request, spec, model, generation, classes, kinds_stated, scales, quantized, samples)
+
+
+def with_scales(plan: BuildPlan) -> BuildPlan:
+    """Return the plan with its scales, which are measured where they aren't given, and with how images are prepared."""
+    request, spec, model, scales = plan.request, plan.spec, plan.model, plan.scales
+    if spec.embed_preprocess and request.data is not None:  # which is used as it is
+        scales = replace(scales, preprocess=None)
+    table = scales.table(model, spec, plan.quantized, request.reporter)
     native, cache = scales.native(model, spec), scales.native_cache(spec)
-    if table is not None and (beside := scales.beside_graph(model, spec, generation.capabilities, table)):
+    if table is not None and (beside := scales.beside_graph(model, spec, plan.generation.capabilities, table)):
         spec, cache = replace(spec, calibrator="native"), beside
-        reporter.note(f"{generation} takes the scales beside the graph, without Q/DQ: squeeze-and-excite is faster so")
+        what = f"{plan.generation} takes the scales beside the graph, without Q/DQ: squeeze-and-excite is faster so"
+        request.reporter.note(what)
     preprocessing, embedded = scales.preprocessing(table, native), None
     if spec.embed_preprocess:
-        embedded = Embedded.of(preprocess if preprocessing is None else Preprocess.load(preprocessing), model.inputs)
-        reporter.note(
+        prepared = request.preprocess if preprocessing is None else preprocessing
+        embedded = Embedded.of(None if prepared is None else Preprocess.load(prepared), model.inputs)
+        request.reporter.note(
             f"the engine takes {embedded.input!r} as uint8 pixels, samples x height x width x {embedded.preprocess.count}, and "
             f"makes the model's input of them: {embedded}"
         )
-    if not (reduced or sampled or request.min_snr is None or request.best):
-        raise UsageError("`min_snr=` is judged on real samples: add `images=DIR` or `data='F.npz'`")
-    return BuildPlan(
-        request=request,
+    return replace(
+        plan,
         spec=spec,
-        model=model,
-        generation=generation,
-        classes=classes,
-        stated=kinds_stated,
         table=table,
         native=native,
         cache=cache,
-        native_batch=scales.native_batch(model, spec),
         preprocessing=preprocessing,
         embedded=embedded,
-        samples=real_samples(model, request) if sampled and not reduced else None,
     )

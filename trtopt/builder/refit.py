@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 from onnx import ModelProto, TensorProto
 
-from trtopt.builder.asked import request_of
 from trtopt.builder.lowering import lower
-from trtopt.builder.plan import BuildPlan, plan_build
-from trtopt.builder.request import RefitRequest
+from trtopt.builder.plan import BuildPlan, plan_build, with_scales
+from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, EngineMismatch, UnsupportedRequest, UsageError
 from trtopt.core.files import check_ending, existing_file, json_bytes, whole, writing_together
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
+from trtopt.core.values import parse_targets
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, described_spec, load_manifest, manifest_path
 from trtopt.graph.io import load_model, save_model
@@ -214,13 +214,18 @@ def _planned(manifest: Manifest, request: RefitRequest) -> BuildPlan:
                 f"{engine} is {spec.precision.upper()}, and its scales aren't in its manifest: give the table that it was "
                 "built with as `calib='T.calib.json'`, or one calibrated on the new model"
             )
-    options = {name: getattr(request, name) for name in ("calib", "device", "reporter")}
-    options |= {
-        "target": tuple(manifest.targets),
-        "backend": "rtx" if manifest.generation["family"] == "rtx" else "tensorrt",
-    }
-    preprocess = None if manifest.embedded is None else manifest.embedded["preprocess"]
-    return plan_build(request_of(spec, request.model, engine, preprocess=preprocess, **options))
+    backend = "rtx" if manifest.generation["family"] == "rtx" else "tensorrt"
+    spec = replace(spec, targets=parse_targets(manifest.targets), device=request.device, backend=backend)
+    asked = BuildRequest(
+        request.model,
+        engine,
+        calib=request.calib,
+        preprocess=None if manifest.embedded is None else manifest.embedded["preprocess"],
+        precision_override=[f"{item.pattern}={item.precision}" for item in spec.overrides],
+        backend=backend,
+        reporter=request.reporter,
+    )
+    return with_scales(plan_build(asked, spec))
 
 
 def _lowered(build: BuildPlan, manifest: Manifest) -> ModelProto:

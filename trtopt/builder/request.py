@@ -88,7 +88,6 @@ class BuildRequest:
     labels: Any = shared.labels(help="True classes for a --metric that takes them, one number a line.")
     metric: Any = shared.metric(help="Limit for --int8: a function of the outputs, and --min.")
     min: float | None = shared.least()
-    budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)
     shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = shared.shapes(group="Shapes")
     target: Sequence[str] | str = shared.target(group="Build")
     backend: str = shared.backend()
@@ -115,7 +114,6 @@ class BuildRequest:
     )
     classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
-    report: str | os.PathLike[str] | None = shared.report()
     log: str | os.PathLike[str] | None = shared.log()
     reporter: Reporter = SILENT
 

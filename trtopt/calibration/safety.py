@@ -239,23 +239,15 @@ class _Search:
         return f"in {str(self.base).upper()} {what} {result}"
 
 
-def fewest(
-    count: int,
-    within: Callable[[int], bool],
-    *,
-    first: int = 1,
-    step: int = 2,
-    over: Callable[[], bool] = lambda: False,
-) -> int:
+def fewest(count: int, within: Callable[[int], bool], *, first: int = 1, step: int = 2) -> int:
     """Return how many of the first of a ranking it takes, by a binary search; `count` where no fewer do.
 
     Args:
         within: says whether so many do.
         first: how many to try first; step: by how many more or fewer to go on, doubled each time.
-        over: says whether the time has ended; then as many as are known to do.
     """
     low, high, middle = 0, count, min(first, count - 1)  # `low` don't do; `high` do, if anything does
-    while high - low > 1 and not over():
+    while high - low > 1:
         if low or high < count:
             middle = (low + high) // 2
             middle = min(middle, low + step) if high == count else middle

@@ -10,7 +10,8 @@ WENT = {
     "max_drop": "--max-drop went: give --metric FILE.py:function, --min and --labels (docs/accuracy.md has top-1 so)",
     "shard": "--shard of jobs run went: the number of workers says how samples are cut, and the tables don't depend on it",
     "drain": "--drain of serve went: tritonserver lets accepted requests end within its own --exit-timeout-secs, 30 s",
-    "trust": "--trust of deploy triton and serve went: they take plans with a manifest; trtopt run and Session have it",
+    "trust": "--trust of deploy triton, serve and inspect went: they go by the manifest; trtopt run and Session have it, and "
+    "trtexec --loadEngine=M.engine --dumpLayerInfo lists the layers of any plan",
     "csv": "profile --csv went: trtopt profile M.engine --json has the same layers and figures",
     "trace": "profile --trace went: trtopt profile M.engine --json has the layers in their order, Nsight Systems has traces",
     "Duration": "trtopt.Duration went: the log (--log F.log) has how long each phase took, a result its seconds",
@@ -19,7 +20,7 @@ WENT = {
     "M.engine.results.json what was measured",
     "results": "report --results went: what was measured lies beside the engine, M.engine.results.json, and is read there; in "
     "Python trtopt.report(…, results=[…]) takes results",
-    "report": "bench --report went: trtopt bench M.engine, and then trtopt report M.engine -o F.html, which finds its figures",
+    "report": "bench, build and tune --report went: trtopt report M.engine -o F.html after them finds what they measured",
     "calib": "report --calib went: trtopt sensitivity M.onnx measures what each scale costs, and report draws it",
     "against": "report --against went: trtopt inspect M.engine --diff OTHER.engine says what differs",
     "subject": "doctor M.engine went: trtopt inspect M.engine says what it is, for which GPU, and which TensorRT runs it; "
@@ -28,6 +29,7 @@ WENT = {
     "trade_profiles": "--trade-profiles went: build --int8 --calib TABLE keeps INT8 whatever its times, or build an engine for "
     "each of the shapes",
     "ModelReport": "inspect M.onnx and trtopt.ModelReport went: trtopt check M.onnx tells of a model, --nodes of its nodes",
+    "budget": "--budget went: a search is some thirty runs of the samples, --limit takes fewer; an interrupted one goes on",
     "dynamic": "--dynamic went: write a name in place of a size, --inputs x:batchx3xHxW",
     "from_images": "--from-images went: prepare photos in the client (Session.prepare); build --embed-preprocess takes pixels",
     **dict.fromkeys(

@@ -168,7 +168,7 @@ def _unknown(subject: _Subject, accuracy: Sequence[str]) -> list[dict[str, str]]
         ),
         "accuracy against INT8's share": (
             results.tuning,
-            f"trtopt tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine --report report.html",
+            f"trtopt tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine; trtopt report tuned.engine -o report.html",
         ),
         "latency beside other ways of running it": (
             results.bench,

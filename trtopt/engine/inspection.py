@@ -12,19 +12,17 @@ from shlex import quote
 from typing import Any
 
 from trtopt.core import native
-from trtopt.core.documents import plain
-from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError, UsageError
+from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.files import existing_file, whole
 from trtopt.core.options import taking
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.engine.difference import compare
-from trtopt.engine.manifest import Manifest, load_manifest, precision_summary, read_manifest
+from trtopt.engine.manifest import Manifest, load_manifest, read_manifest
 from trtopt.engine.reports import EngineReport, JsonReport
 from trtopt.engine.request import InspectRequest
-from trtopt.trt import loaders, plan_loader
+from trtopt.trt import loaders
 from trtopt.trt.compatibility import runs_on
-from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.plans import check_maker, plan_origin
 
 _LIBRARIES = (
@@ -37,28 +35,27 @@ _LIBRARIES = (
 def inspect(request: InspectRequest) -> EngineReport:
     """Say what an engine file is.
 
-    `diff` says what differs from another engine or manifest; no GPU is needed. `trust` reads the layers of a plan that no
-    manifest describes, too, which TensorRT loads for that; without, the report holds what the plan's first bytes say.
+    `diff` says what differs from another engine or manifest; no GPU is needed. Of a plan that no manifest describes the report
+    holds what its first bytes say.
 
     Raises:
         UsageError: there is no such file, it is an ONNX model, or `diff` and `layers` are given together.
         EngineError: it isn't a TensorRT plan, or is damaged, or its manifest can't be read.
-        EngineMismatch: the plan isn't the one its manifest describes; or there is none, `trust` is given, and the TensorRT that
-            made the plan isn't installed.
+        EngineMismatch: the plan isn't the one its manifest describes.
     """
     path = existing_file(request.engine, "the engine")
     if request.diff is None:
-        return _engine(path, request.trust)
+        return _engine(path)
     if request.layers:
         raise UsageError("`layers=True` lists the layers of one engine, and `diff=` compares two: drop it")
     paths = path, existing_file(request.diff, "the other engine")
-    this, other = (_engine(each, request.trust) for each in paths)
+    this, other = (_engine(each) for each in paths)
     notes = [f"{each.engine}: {note}" for each in (this, other) for note in each.notes]
     difference = compare(this, other)
     return replace(this, difference=replace(difference, notes=(*notes, *difference.notes)))
 
 
-def _engine(path: Path, trust: bool) -> EngineReport:
+def _engine(path: Path) -> EngineReport:
     if path.suffix == ".onnx":
         instead = f"trtopt check {path} tells of a model, trtopt verify compares what models give"
         raise UsageError(f"{path} is an ONNX model, and an engine is needed, as trtopt build {path} makes: {instead}")
@@ -73,30 +70,13 @@ def _engine(path: Path, trust: bool) -> EngineReport:
         return _described(path, len(plan), maker, manifest)
     if origin is None:
         raise EngineError(f"{path} isn't a TensorRT plan: {_instead(path, plan)}")
-    notes = ["no manifest beside the plan: how it was made isn't known"]
-    report, summary = LayerReport(), "layers not read"
-    try:
-        if trust:
-            loaded = plan_loader("auto", origin).load(plan, str(path))
-            report, summary = replace(from_inspector(loaded.inspect()), scratch=loaded.scratch_bytes), ""
-        else:
-            check_maker(plan, origin.product, origin.version, str(path))  # cut off?
-            notes.append("its layers aren't read: TensorRT would load it for that; if you trust it: `trust=True`")
-    except EngineError:  # damaged, or another's
-        raise
-    except NoBackend as error:  # its maker isn't here; what is can't read it
-        raise EngineMismatch(
-            f"{path} was made by {origin}, which isn't here to read it ({error}), and there is no manifest beside it: "
-            "install that generation, or build the engine again"
-        ) from error
-    except TrtoptError as error:
-        notes.append(f"its layers can't be read here: {error}")
+    check_maker(plan, origin.product, origin.version, str(path))  # cut off?
+    notes = ["no manifest beside the plan: how it was made isn't known, and its layers aren't read"]
     if not origin.compatible and origin.product == "TensorRT":
         notes.append("whether it is version-compatible isn't known: it doesn't carry the lean runtime")
-    counts, said = precision_summary(report.layers, (), report.unread) if not summary else ({}, summary)
-    memory = {"plan": len(plan), "scratch": report.scratch}
+    memory = {"plan": len(plan)}
     return EngineReport(
-        path, len(plan), maker, runs_on(origin), None, counts, said, plain(report.layers), memory, tuple(notes)
+        path, len(plan), maker, runs_on(origin), None, {}, "layers not read", memory=memory, notes=tuple(notes)
     )
 
 

@@ -263,8 +263,7 @@ class Manifest:
 
 
 def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
-    """The manifest beside a plan, or None where there is none. Raises UsageError where there is no such plan, and as
-    `read_manifest`."""
+    """Return the manifest beside a plan, None where there is none; UsageError: no such plan. Raises as `read_manifest`."""
     path = manifest_path(existing_file(engine, "the engine"))
     return read_manifest(path) if path.is_file() else None
 

@@ -1,4 +1,4 @@
-"""What is said of an engine, and of what two differ in."""
+"""The reports of `inspect`: on an engine, and on the differences between two."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ class InspectRequest:
         None, help="Say what differs from this engine, or manifest.", metavar="OTHER.engine", typed=Path
     )
     layers: bool = option(False, help="List the layers: precision, formats, tactic, ONNX nodes.")
-    trust: bool = shared.trust()
 
 
 @dataclass(frozen=True)

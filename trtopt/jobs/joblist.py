@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from trtopt.autotune.building import GOAL
-from trtopt.autotune.tuning import budget_of
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, Name, Positive, converted, one_of, read_toml, spelled
@@ -286,7 +285,6 @@ class _Reader:
         request = fitting(BuildRequest(model, output, **arguments))
         choice(request.method, METHODS, "method")
         Limits.of(request.min_agreement, request.min_snr)
-        budget_of(request.budget)
         return BuildJob(name, request, precision, data, calibration, resource)
 
     def _option(self, name: str, value: Any) -> Any:
