@@ -13,7 +13,17 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, opset_of, read_once, sizes
+from trtopt.graph.view import (
+    Editor,
+    attribute,
+    constant,
+    constant_tensor,
+    normalization,
+    operand,
+    opset_of,
+    read_once,
+    sizes,
+)
 
 _Array = NDArray[Any]
 _MAKERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -53,14 +63,7 @@ def _affine(node: ir.Node, maker: ir.Node) -> tuple[_Array, _Array] | None:
     if rank is None:
         return None
     if node.op_type == "BatchNormalization":
-        held = [constant(value) for value in node.inputs[1:]]
-        training = attribute(node, "training_mode", 0) or any(value.name for value in node.outputs[1:])
-        known = all(item is not None for item in held) and attribute(node, "spatial", 1)
-        if training or not known or (maker.op_type == "MatMul" and rank != 2):
-            return None
-        scale, shift, mean, variance = (item.astype(np.float64) for item in held if item is not None)
-        factor = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-        return factor, shift - mean * factor
+        return None if maker.op_type == "MatMul" and rank != 2 else normalization(node)
     array = constant(node.inputs[0] if node.inputs[1] is made else node.inputs[1])
     if array is None or array.ndim > rank:
         return None
