@@ -8,8 +8,8 @@ first (docs/results/calibration-rules.md).
 
 Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNormalization, attention) and Q/DQ pairs.
 
-The result isn't believed: it is validated and, where that is cheap, compared (`guard`), by the caller, too. Where it
-won't do, nothing is folded: check, calibrate and build go on with the same graph.
+The result isn't believed: it is validated (`guard`), and the caller compares it. Where it won't do, nothing is folded:
+check, calibrate and build go on with the same graph.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from trtopt.graph.inputs import record_batch_axes
 from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.op_types import SELECTING
 from trtopt.graph.passes.absorb import absorb
+from trtopt.graph.passes.opset import split_by_lengths
 from trtopt.graph.passes.substitutes import substitute
 from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
@@ -66,7 +67,6 @@ from trtopt.graph.view import (
     opset_of,
     read_ir,
     read_once,
-    sizes,
     to_proto,
 )
 
@@ -316,14 +316,9 @@ def _split_as_written(model: ir.Model) -> None:
     """Parts of a list by lengths: onnxscript writes `num_outputs`, which is opset 18's, and lengths as 13's input."""
     opset, editor = opset_of(model), Editor(model)
     for node in [node for node in model.graph.all_nodes() if node.op_type == "Split" and not node.domain]:
-        lengths, shape = constant(operand(node, 1)), sizes(node.inputs[0])
-        size, count = shape[attribute(node, "axis", 0)] if shape else None, len(node.outputs)
-        if opset < 18 and node.attributes.pop("num_outputs", None) is not None and size is not None:
-            part = -(-size // count)
-            lengths = np.array([part] * (count - 1) + [size - part * (count - 1)], np.int64)
-            node.resize_inputs(2)
-            node.replace_input_with(1, editor.constant(f"{node.name or node.outputs[0].name}_split", lengths))
-        if opset < 13 and lengths is not None:
+        if opset < 18:
+            split_by_lengths(node, editor)
+        if opset < 13 and (lengths := constant(operand(node, 1))) is not None:
             node.resize_inputs(1)
             node.attributes["split"] = ir.AttrInt64s("split", lengths.tolist())
 

@@ -188,19 +188,25 @@ def _reduce(node: ir.Node, editor: Editor) -> None:
         node.attributes["axes"] = ir.AttrInt64s("axes", axes)
 
 
-def _split(node: ir.Node, editor: Editor) -> None:
-    """It has num_outputs, which also allows a smaller last part."""
+def split_by_lengths(node: ir.Node, editor: Editor) -> bool:
+    """Give a Split lengths in place of `num_outputs`, which allows a smaller last part; False: its size is open."""
     parts = _take(node, "num_outputs", 0)
     if not parts or operand(node, 1) is not None:
-        return
+        return True
     shape = sizes(node.inputs[0])
     size = shape[attribute(node, "axis", 0)] if shape else None
     if size is None:
-        raise Refused(f"splits a dynamic dimension into {parts}")
+        return False
     part = -(-size // parts)
     lengths = [part] * (parts - 1) + [size - part * (parts - 1)]
     node.resize_inputs(2)
-    node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_split", lengths, np.int64))
+    node.replace_input_with(1, editor.constant(f"{node.name or node.outputs[0].name}_split", lengths, np.int64))
+    return True
+
+
+def _split(node: ir.Node, editor: Editor) -> None:
+    if not split_by_lengths(node, editor):
+        raise Refused(f"splits a dynamic dimension into {len(node.outputs)}")
 
 
 def _grid_sample(node: ir.Node, editor: Editor) -> None:
