@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from trtopt.graph.proto import infer_shapes, refill, subgraphs, to_array
+from trtopt.graph.proto import inferred_values, refill, subgraphs, to_array
 
 EXACT = "/exact"  # behind the name of a tensor in a widened model: before it is rounded to its half type
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -114,10 +114,11 @@ def _in_fp32(proto: ModelProto) -> tuple[ModelProto, dict[str, int]] | None:
     """
     if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
         return None
-    copy, inferred = ModelProto(), infer_shapes(proto).graph
+    copy, types = (
+        ModelProto(),
+        {name: value.type.tensor_type.elem_type for name, value in inferred_values(proto).items()},
+    )
     copy.CopyFrom(proto)
-    values = (*inferred.value_info, *proto.graph.input, *proto.graph.output)
-    types = {value.name: value.type.tensor_type.elem_type for value in values}
     types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
     for tensor in copy.graph.initializer:
         if tensor.data_type in _HALVES:

@@ -28,7 +28,7 @@ from trtopt.graph.proto import (
     all_nodes,
     attribute,
     dtype_name,
-    infer_shapes,
+    inferred_values,
     tensor_info,
     to_array,
 )
@@ -80,14 +80,10 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
         types: tensor types that this TensorRT has, as NumPy and ml_dtypes name them.
         absent: operator → why it has no implementation, though the parser takes it.
     """
-    graphs = [*all_graphs(infer_shapes(proto).graph)]
-    weights = {tensor.name for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    graphs = [*all_graphs(proto.graph)]
+    weights = {tensor.name for graph in graphs for tensor in graph.initializer}
     ends = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
-    kinds = {
-        value.name: tensor_info(value).dtype
-        for graph in graphs
-        for value in (*graph.input, *graph.value_info, *graph.output)
-    }
+    kinds = {name: tensor_info(value).dtype for name, value in inferred_values(proto).items()}
     kinds |= {tensor.name: dtype_name(tensor.data_type) for graph in graphs for tensor in graph.initializer}
     problems, constants = [*_ends(graphs[0], weights, kinds, {*types, UNKNOWN})], Links(proto.graph).constants
     for node in all_nodes(proto.graph):

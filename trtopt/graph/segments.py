@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from trtopt.core.errors import ModelError
-from trtopt.graph.proto import empty_as, infer_shapes, node_reads
+from trtopt.graph.proto import empty_as, inferred_values, node_reads
 
 Slot = tuple[str, int]  # node name, input index
 
@@ -53,7 +53,7 @@ def divided(proto: ModelProto, ends: Collection[str], renamed: Mapping[Slot, str
         ModelError: ONNX's inference doesn't find the type of a tensor that goes from one segment to another.
     """
     graph = proto.graph
-    types = {value.name: value for value in (*infer_shapes(proto).graph.value_info, *graph.input, *graph.output)}
+    types = inferred_values(proto)
     weights = {tensor.name: tensor for tensor in graph.initializer}
     parts: list[list[NodeProto]] = [[]]
     for node in graph.node:
