@@ -30,18 +30,7 @@ from trtopt.graph.proto import (
     schema_of,
     skeleton,
 )
-from trtopt.graph.view import (
-    Editor,
-    Slots,
-    attribute,
-    constant,
-    operand,
-    opset_of,
-    sizes,
-    slots,
-    to_ir,
-    to_proto,
-)
+from trtopt.graph.view import Editor, Slots, attribute, constant, operand, opset_of, sizes, slots, to_ir, to_proto
 
 _CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
 _INSTEAD = "use the model at opset {}, with a generation that reads it"

@@ -20,15 +20,7 @@ from trtopt.graph.op_types import CONTROL_FLOW, MULTIPLYING, QDQ, RECURRENT, RES
 from trtopt.graph.passes.casts import IR_TYPES, PINNED_SLOTS, Typing, is_fp32, scale_and_shift
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import STANDARD
-from trtopt.graph.view import (
-    constant,
-    is_constant,
-    is_float,
-    operand,
-    opset_of,
-    read_once,
-    slots,
-)
+from trtopt.graph.view import constant, is_constant, is_float, operand, opset_of, read_once, slots
 
 FP16_MAX = 65504.0
 MARGIN = 2.0  # how much larger values may be on samples that weren't measured
