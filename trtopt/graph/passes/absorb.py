@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from trtopt.graph.view import (
     Editor,
     attribute,
+    channel_axes,
     constant,
     constant_tensor,
     normalization,
@@ -82,9 +83,8 @@ def _channels(maker: ir.Node, weight: tuple[int, ...]) -> tuple[int | None, int]
     if maker.op_type == "MatMul":
         form = sizes(maker.outputs[0]) if len(weight) == 2 else None
         return (None, 0) if form is None else (len(form), weight[-1])
-    if maker.op_type == "Gemm":
-        return 2, weight[0 if attribute(maker, "transB", 0) else 1]
-    return len(weight), weight[0] if maker.op_type == "Conv" else weight[1] * attribute(maker, "group", 1)
+    groups = attribute(maker, "group", 1) if maker.op_type == "ConvTranspose" else 1
+    return len(weight), weight[channel_axes(maker)[1]] * groups
 
 
 def _scaled(maker: ir.Node, factor: _Array, summand: _Array, editor: Editor) -> bool:
@@ -103,7 +103,7 @@ def _scaled(maker: ir.Node, factor: _Array, summand: _Array, editor: Editor) -> 
         form, axis = (group, shape[0] // group, *shape[1:]), 2
         along = np.broadcast_to(factor, channels).reshape(group, 1, channels // group, *[1] * (len(shape) - 2))
     else:
-        form, axis = shape, int(op == "MatMul" or (op == "Gemm" and not attribute(maker, "transB", 0)))
+        form, axis = shape, channel_axes(maker)[1]
         along = factor.reshape(-1, *[1] * (len(shape) - 1 - axis))
     content = dict[int, _Array]()
     if (factor != 1).any():

@@ -19,7 +19,7 @@ from trtopt.core.options import named
 from trtopt.core.values import Kept, Override, Precision
 from trtopt.graph.op_types import FUSED_ACTIVATIONS, RECURRENT, SIGMOIDS, WEIGHTED
 from trtopt.graph.passes.int8_neighbours import Reads, activation_of, is_image_mean, preserves, quantize_neighbours
-from trtopt.graph.view import attribute, constant_tensor, is_constant, is_float, read_once, sizes
+from trtopt.graph.view import attribute, channel_axes, constant_tensor, is_constant, is_float, read_once, sizes
 
 GROUPED = "grouped Conv"  # an operator of its own where targets exclude operators
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
@@ -187,8 +187,8 @@ def _layers(asked: _Asked, search: Reads, barred: Mapping[str, str]) -> tuple[li
         if value is None or not is_constant(value):
             search.read(node, 1)
         else:  # of FP8: one scale a tensor
-            axis = _channel_axis(node) if asked.precision is Precision.INT8 else None
-            weights.append(Weight(name, 1, str(value.name), axis))
+            one = asked.precision is not Precision.INT8 or (node.op_type == "ConvTranspose" and _groups(node) > 1)
+            weights.append(Weight(name, 1, str(value.name), None if one else channel_axes(node)[1]))
     return weights, kept
 
 
@@ -230,8 +230,12 @@ def _reasons(
             yield _too_small(asked.precision, node, weight, first)
 
 
+def _groups(node: ir.Node) -> int:
+    return int(attribute(node, "group", 1))
+
+
 def _is_grouped(node: ir.Node) -> bool:
-    return node.op_type == "Conv" and bool(attribute(node, "group", 1) > 1)
+    return node.op_type == "Conv" and _groups(node) > 1
 
 
 def _operator(node: ir.Node) -> str:
@@ -279,31 +283,22 @@ def _first(graph: ir.Graph) -> set[ir.Node]:
     return {node for node in heads if sizes(node.inputs[1]) == sizes(heads[0].inputs[1])}
 
 
-def _channel_axis(node: ir.Node) -> int | None:
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "ConvTranspose":
-        return 1 if attribute(node, "group", 1) == 1 else None
-    return 0 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 1
-
-
 def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], first: bool) -> str:
     """Return why quantizing doesn't pay for this layer, or an empty string."""
     useless = f"under {MIN_CHANNELS}, {str(precision).upper()} doesn't pay"
     if node.op_type == "Conv":
-        out_channels, in_channels = weight[0], weight[1] * attribute(node, "group", 1)
-        depthwise = attribute(node, "group", 1) > 1
+        out_channels, in_channels = weight[0], weight[1] * _groups(node)
         shape = sizes(node.inputs[0])
         if shape is not None and len(shape) > 2 and all(size == 1 for size in shape[2:]):
             return "its input is 1×1 (squeeze-and-excite): memory-bound"
         worthwhile = first and precision is Precision.INT8  # of FP8, those of fewer channels run in FP16 all the same
-        if not worthwhile and not depthwise and min(out_channels, in_channels) < MIN_CHANNELS:
+        if not worthwhile and not _is_grouped(node) and min(out_channels, in_channels) < MIN_CHANNELS:
             return f"{in_channels} → {out_channels} channels: {useless}"
         return ""
     if node.op_type == "ConvTranspose":
-        channels = min(weight[0], weight[1] * attribute(node, "group", 1))
+        channels = min(weight[0], weight[1] * _groups(node))
         return f"{channels} channels: {useless}" if channels < MIN_CHANNELS else ""
-    k, n = (weight[1], weight[0]) if node.op_type == "Gemm" and attribute(node, "transB", 0) else weight[-2:]
+    k, n = (weight[axis] for axis in channel_axes(node))
     shape = sizes(node.inputs[0])
     rows = shape[:-1] if shape else (None,)
     if all(size == 1 for size in rows):

@@ -47,7 +47,6 @@ _WITHOUT = {
     },
     Precision.FP16: {"Celu", "TensorScatter"},
 }  # fmt: skip
-_PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _GUARDED = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}  # what zero makes infinite, and in which slot
 _LEAST = 2.0**-25  # half of the smallest number that FP16 holds
@@ -174,9 +173,7 @@ def _kept(
             keep(node, reason)
         elif node in from_shape:
             keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
-        elif node.op_type in _WITHOUT.get(base, ()) or (
-            base is Precision.FP16 and node.op_type == "LSTM" and operand(node, _PEEPHOLES) is not None
-        ):
+        elif node.op_type in _WITHOUT.get(base, ()):
             keep(node, f"TensorRT has no {str(base).upper()} {node.op_type}")
         elif precision is not None:
             continue
