@@ -34,7 +34,6 @@ from trtopt.graph.proto import (
     tensor_size,
 )
 
-OLDEST_IR = 3
 OLDEST = 7  # the opset since which operands broadcast as NumPy's do; TensorRT and ONNX Runtime read no older one
 RANK = 32  # dimensions of a tensor: older NumPy holds no more, TensorRT 8
 _TEXTS = [
@@ -59,7 +58,7 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
     Raises:
         InvalidModel: naming the node, tensor or value.
     """
-    check_versions(proto, what)
+    _check_opset(proto, what)
     for body in (proto.graph, *proto.functions):
         for tensor in all_tensors(body):
             _check_tensor(tensor, what)
@@ -86,15 +85,8 @@ def _forget_what_bodies_give(proto: ModelProto) -> None:
                 value.type.tensor_type.ClearField("shape")
 
 
-def check_versions(proto: ModelProto, what: str) -> None:
-    newest_ir, newest = onnx.IR_VERSION, onnx.defs.onnx_opset_version()
-    if not OLDEST_IR <= proto.ir_version <= newest_ir:
-        raise InvalidModel(
-            f"{what} has IR version {proto.ir_version}; allowed: {OLDEST_IR} to {newest_ir} (onnx {onnx.__version__}): "
-            "export it again, or pip install -U onnx if it is newer"
-        )
-    if not proto.opset_import:
-        raise InvalidModel(f"{what} imports no operator set; one of {OLDEST} to {newest} is needed: export it again")
+def _check_opset(proto: ModelProto, what: str) -> None:
+    newest = onnx.defs.onnx_opset_version()
     opset = next((entry.version for entry in proto.opset_import if entry.domain in STANDARD), OLDEST)
     if not OLDEST <= opset <= newest:
         raise InvalidModel(
