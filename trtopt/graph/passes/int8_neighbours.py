@@ -104,7 +104,7 @@ def _poolings(search: Reads) -> None:
     for node in pools:
         value = node.inputs[0]
         assert value is not None
-        producer = _maker(value, lambda item: item.op_type in FUSED_ACTIVATIONS)
+        producer = _through(value.producer(), lambda item: item.op_type in FUSED_ACTIVATIONS)
         alone = all(use.node in pools for use in value.uses())
         if value.name in search.reads or (alone and producer is not None and producer.name in in_int8):
             search.read(node, 0)
@@ -114,7 +114,8 @@ def _norms(search: Reads) -> None:
     """A BatchNormalization right behind a Concat, in front of quantized layers, reads INT8, as DenseNet's do: read in FP16, it
     makes the Concat FP16, which costs more than INT8 saves (docs/results/accuracy.md)."""
     for node in search.free("BatchNormalization"):
-        maker = _maker(node.inputs[0], preserves) if _is_norm(search, node) else None
+        joined = node.inputs[0] if _is_norm(search, node) else None
+        maker = None if joined is None else _through(joined.producer(), preserves)
         if maker is not None and maker.op_type == "Concat" and search.override(maker) is None:
             search.read(node, 0)
 
@@ -230,12 +231,8 @@ def _varying(graph: ir.Graph) -> set[ir.Value]:
     return values
 
 
-def _maker(value: ir.Value | None, passing: Callable[[ir.Node], bool]) -> ir.Node | None:
-    """Return the node that computes `value`, through nodes that hand on their first input."""
-    return None if value is None else _through(value.producer(), passing)
-
-
 def _through(node: ir.Node | None, passing: Callable[[ir.Node], bool]) -> ir.Node | None:
+    """Return the node that computes what this one gives, through nodes that hand on their first input."""
     while node is not None and passing(node):
         node = None if node.inputs[0] is None else node.inputs[0].producer()
     return node
