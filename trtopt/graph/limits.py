@@ -143,7 +143,7 @@ def instead(
     ways = [what for owner, what in _OWNERS.items() if any(domain.startswith(f"{owner}.") for domain in domains)]
     ways += dict.fromkeys(what for operator, what in _DO_OTHERWISE.items() if operator in own)
     plugins = sorted({node.op_type for node in refused if node.op_type.endswith("_TRT")})  # as TensorRT calls its own
-    gpu = "TensorRT itself, on a GPU (`backend='tensorrt'`), has {} as a plugin, where its version brings it; TensorRT-RTX has none"
+    gpu = "TensorRT itself, on a GPU (`backend='tensorrt'`), has {} as a plugin, if that version does; TensorRT-RTX has none"
     ways += map(gpu.format, plugins)
     if any(domain != "." and not domain.startswith(("ai.onnx.", "com.microsoft.")) for domain in domains) and not ways:
         ways.append("trtopt loads no plugins: write it with ONNX's own operators, or run that part outside the engine")
