@@ -155,20 +155,40 @@ def written(text: str) -> ModelProto:
         ("(float[n,3] x) => (float[r,3] y) <float[1,3] k = {1, 1, 1}> { y = Concat<axis = 0>(x, k) }", ("r", 3), None),
         ("(float[n,3] x) => (int64[2,r] y) { y = NonZero(x) }", (2, "r"), None),
         ("(float[n,3,5] x, float[4] k) => (float[4] y) { y = Identity(k) }", (4,), None),
-        # Several rows of a sample count no samples, nor does a width that only one length goes with.
-        ("(float[n,3,5] x) => (float[r,5] y) <int64[2] s = {-1, 5}> { z = Reshape(x, s) y = Neg(z) }", ("r", 5), None),
-        (f"(float[n,3,5] x) => (float[3,r] y) <int64[2] s = {{3, -1}}> {ROWS % '1, 0, 2'}", (3, "r"), None),
+        # Rows of samples: one sample's after the other's, or mixed.
+        ("(float[n,3,5] x) => (float[r,5] y) <int64[2] s = {-1, 5}> { z = Reshape(x, s) y = Neg(z) }", ("r", 5), 0),
+        (f"(float[n,3,5] x) => (float[r,3] y) <int64[2] s = {{-1, 3}}> {ROWS % '0, 2, 1'}", ("r", 3), 0),
+        (f"(float[n,3,5] x) => (float[r,5] y) <int64[2] s = {{-1, 5}}> {ROWS % '1, 0, 2'}", ("r", 5), None),
+        (f"(float[n,3,5] x) => (float[3,r] y) <int64[2] s = {{3, -1}}> {ROWS % '1, 0, 2'}", (3, "r"), 1),
+        (f"(float[n,3,5] x) => (float[3,r] y) <int64[2] s = {{3, -1}}> {ROWS % '1, 2, 0'}", (3, "r"), None),
         (
+            "(float[n,6,5] x) => (float[r,5] y) <int64[2] s = {-1, 5}, int64[3] u = {-1, 2, 5}> "  # noqa: ISC004
+            "{ z = Reshape(x, s) q = Reshape(z, u) p = Neg(q) y = Reshape(p, s) }",
+            ("r", 5),
+            0,
+        ),
+        (
+            "(float[n,w,5] x) => (float[r,5] y) <int64[2] s = {-1, 5}> { y = Reshape(x, s) }",
+            ("r", 5),
+            0,
+        ),
+        (
+            "(float[n,3,5] x) => (float[r,5] y) <int64[2] s = {-1, 5}> "  # noqa: ISC004
+            "{ t = Transpose<perm = [1, 0, 2]>(x) z = Reshape(t, s) p = Neg(z) y = Abs(p) }",
+            ("r", 5),
+            None,
+        ),
+        (  # a width that only one length goes with
             "(float[n,w] x) => (float[r,2] y) <int64[2] s = {-1, 2}, int64[2] u = {64, 4}> "  # noqa: ISC004
             "{ m = ConstantOfShape(u) z = MatMul(x, m) y = Reshape(z, s) }",
             ("r", 2),
-            None,
+            0,
         ),
         # Declared sizes that aren't true any more.
         ("(float[n,3] x) => (float[1,3] y) { y = Neg(x) }", ("n", 3), 0),
         ("(float[?,3] x) => (float[1,3] y) { y = Neg(x) }", (-1, 3), 0),
         ("(float[1,4] x) => (float[4] y) { y = Neg(x) }", (1, 4), 0),
-        ("(float[n,3,5] x) => (float[3,5] y) <int64[2] s = {-1, 5}> { y = Reshape(x, s) }", (-1, 5), None),
+        ("(float[n,3,5] x) => (float[3,5] y) <int64[2] s = {-1, 5}> { y = Reshape(x, s) }", (-1, 5), 0),
         # What inference doesn't know stays as it is declared.
         ("(float[n,3] x) => (float[n,7] y) { y = com.acme.Own(x) }", ("n", 7), 0),
         ("(float[n,3] x) => (float[7,q] y) { y = com.acme.Own(x) }", (7, "q"), None),

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto
@@ -20,10 +21,11 @@ from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.values import TensorInfo
 from trtopt.data.rebatch import counting
 from trtopt.graph.independent_axes import independent_axes
-from trtopt.graph.op_types import RECURRENT
+from trtopt.graph.op_types import RECURRENT, RESHAPING
 from trtopt.graph.proto import (
     LARGE,
     STANDARD,
+    Links,
     attribute,
     forget_output_shapes,
     infer_shapes,
@@ -70,11 +72,8 @@ def network_outputs(
     infos = [replace(info, batch_axis=_only(info.shape, names)) for info in infos]
     unknown = {info.name for info in infos if info.batch_axis is None and info.shape}
     if axes and unknown:
-        two, three = _at_two_and_three(proto, inputs, axes, unknown)
-        infos = [
-            _placed(info, two.get(info.name, ()), three.get(info.name, ()), names) if info.name in unknown else info
-            for info in infos
-        ]
+        growth = _Growth(proto, inputs, axes, unknown)
+        infos = [growth.placed(info, names) if info.name in unknown else info for info in infos]
     return tuple(infos)
 
 
@@ -110,39 +109,69 @@ def _as_inferred(declared: ValueInfoProto, inferred: ValueInfoProto, names: Coll
     return replace(info, shape=tuple(sizes))
 
 
-def _at_two_and_three(
-    proto: ModelProto, inputs: Mapping[str, TensorInfo], axes: Mapping[str, int], wanted: set[str]
-) -> list[dict[str, tuple[int, ...]]]:
-    """Infer shapes at two samples and at three, which tell what grows with them, so that the `wanted` outputs are known."""
-    light, found = skeleton(proto, LARGE), list[dict[str, tuple[int, ...]]]()
-    for value in light.graph.input:
-        if value.name in axes:
-            value.type.tensor_type.shape.dim[axes[value.name]].dim_param = _BATCH
-    others = any(axis != axes.get(name) for name, info in inputs.items() for axis in info.open_axes)
-    for guess in _GUESSES if others else _GUESSES[:1]:
-        found = [shapes_at(light, {_BATCH: size}, guess) for size in (2, 3)]
-        if all(wanted <= shapes.keys() for shapes in found):
-            break
-    return found
+class _Growth:
+    """Shapes at two samples and at three, which tell what grows with the batch, so that the `wanted` outputs are known."""
 
+    def __init__(
+        self, proto: ModelProto, inputs: Mapping[str, TensorInfo], axes: Mapping[str, int], wanted: set[str]
+    ) -> None:
+        light = skeleton(proto, LARGE)
+        for value in light.graph.input:
+            if value.name in axes:
+                value.type.tensor_type.shape.dim[axes[value.name]].dim_param = _BATCH
+        self.makers = Links(light.graph).makers
+        others = any(axis != axes.get(name) for name, info in inputs.items() for axis in info.open_axes)
+        for guess in _GUESSES if others else _GUESSES[:1]:
+            self.two, self.three = (shapes_at(light, {_BATCH: size}, guess) for size in (2, 3))
+            if wanted <= self.two.keys() & self.three.keys():
+                break
 
-def _placed(info: TensorInfo, two: Sequence[int], three: Sequence[int], names: set[int | str]) -> TensorInfo:
-    """An output with the axis that grows by one a sample; sizes that the model declares as fixed, and that grow, are open.
+    def placed(self, info: TensorInfo, names: set[int | str]) -> TensorInfo:
+        """An output with the axis of its samples; sizes that the model declares as fixed, and that grow, are open.
 
-    Args:
-        two, three: its shape at two samples and at three; empty: not known.
-        names: what the batch is called, or its fixed size.
-    """
-    if not len(two) == len(three) == len(info.shape):
-        fixed = [axis for axis, size in enumerate(info.sizes) if size >= 0 and {size} == names]
-        return replace(info, batch_axis=fixed[0] if len(fixed) == 1 or (fixed and names == {1}) else None)
-    batch = next(iter(names)) if len(names) == 1 else -1
-    grown, sizes = [axis for axis in range(len(two)) if two[axis] != three[axis]], list(info.shape)
-    for axis in grown:
-        if isinstance(sizes[axis], int) and (isinstance(batch, str) or batch < 0):
-            sizes[axis] = batch if two[axis] == 2 else -1
-    counts = len(grown) == 1 and (two[grown[0]], three[grown[0]]) == (2, 3)
-    return replace(info, shape=tuple(sizes), batch_axis=grown[0] if counts else None)
+        Args:
+            names: what the batch is called, or its fixed size.
+        """
+        two, three = self.two.get(info.name, ()), self.three.get(info.name, ())
+        if not len(two) == len(three) == len(info.shape):
+            fixed = [axis for axis, size in enumerate(info.sizes) if size >= 0 and {size} == names]
+            return replace(info, batch_axis=fixed[0] if len(fixed) == 1 or (fixed and names == {1}) else None)
+        batch = next(iter(names)) if len(names) == 1 else -1
+        sizes = list(info.shape)
+        for axis, (a, b) in enumerate(zip(two, three)):
+            if a != b and isinstance(sizes[axis], int) and (isinstance(batch, str) or batch < 0):
+                sizes[axis] = batch if a == 2 else -1
+        place = self._place(info.name) if self._in_order(info.name) else None
+        return replace(info, shape=tuple(sizes), batch_axis=place and place[0])
+
+    def _place(self, name: str) -> tuple[int, int] | None:
+        """The one axis that grows, and by how many rows a sample."""
+        two, three = self.two.get(name, ()), self.three.get(name, ())
+        grown = [axis for axis, (a, b) in enumerate(zip(two, three)) if a != b]
+        if len(grown) != 1 or len(two) != len(three) or 3 * two[grown[0]] != 2 * three[grown[0]]:
+            return None
+        return grown[0], two[grown[0]] // 2
+
+    def _in_order(self, name: str) -> bool:
+        """Return whether a sample's rows lie together: several do by a Reshape alone that keeps what lies outside samples."""
+        pending, seen = [name], {name}
+        while pending:
+            result = pending.pop()
+            if (place := self._place(result)) is None:
+                return False
+            if place[1] > 1:
+                node = self.makers[result]
+                reads = {item: held for item in node.input if (held := self._place(item))}
+                if node.op_type in RESHAPING:
+                    outside = [math.prod(self.two[item][:at]) for item, (at, _) in (*reads.items(), (result, place))]
+                    fits = len({*outside}) == 1 < len(outside)
+                else:
+                    fits = {rows for _, rows in reads.values()} == {place[1]}
+                if not fits:
+                    return False
+                pending += reads.keys() - seen
+                seen |= reads.keys()
+        return True
 
 
 def record_batch_axes(proto: ModelProto, original: ModelProto) -> None:
