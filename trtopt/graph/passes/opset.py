@@ -30,7 +30,7 @@ from trtopt.graph.proto import (
     schema_of,
     skeleton,
 )
-from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, sizes, to_ir, to_proto
+from trtopt.graph.view import Editor, Slots, attribute, constant, operand, opset_of, sizes, slots, to_ir, to_proto
 
 _CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
 _INSTEAD = "use the model at opset {}, with a generation that reads it"
@@ -124,6 +124,7 @@ def _lower(present: int, target: int, node: ir.Node, editor: Editor) -> bool:
         if rule is not None and target < since:
             rule(node, editor)
         _fit(node, now, old)
+        _fit_types(node, slots(node, target))
     return True
 
 
@@ -137,6 +138,16 @@ def _fit(node: ir.Node, now: Any, old: Any) -> None:
         node.attributes.pop(name)
     if len(node.inputs) > old.max_input:
         raise Refused(f"has {len(node.inputs)} inputs, opset {old.since_version} takes {old.max_input}")
+
+
+def _fit_types(node: ir.Node, old: Slots | None) -> None:
+    """Refuse types that the older operator can't take or give."""
+    assert old is not None
+    for side, values, kinds in (("input", node.inputs, old.inputs), ("output", node.outputs, old.outputs)):
+        for value, kind in zip(values, kinds):
+            if value is not None and isinstance(value.type, ir.TensorType) and not old.takes(kind, value.type.dtype):
+                dtype = value.type.dtype.name.lower()
+                raise Refused(f"its {side} {value.name!r} is tensor({dtype}), which came later")
 
 
 def _take(node: ir.Node, name: str, default: int) -> int:
