@@ -18,12 +18,6 @@ from trtopt.ort.sessions import OnnxSession
 S = 4  # channels, and every other size
 
 
-@pytest.fixture(autouse=True)
-def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large models aren't compared: the rules have to be right by themselves."""
-    monkeypatch.setattr("trtopt.graph.guard.cheap", lambda proto: False)
-
-
 def operators(proto: ModelProto) -> list[str]:
     made, report = fold(proto)
     feed = {

@@ -315,7 +315,7 @@ def test_bodies_that_do_not_see_the_graph_around_them_are_left_alone() -> None:
     made, report = fold(
         model([helper.make_node("FlexAttention", ["x", "x", "x"], ["y"], "a", domain="ai.onnx.preview")])
     )
-    assert "FlexAttention's bodies" in report.problem and operators(made) == {"FlexAttention"}
+    assert "(FlexAttention) has bodies" in report.problem and operators(made) == {"FlexAttention"}
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -371,21 +371,15 @@ def test_our_own_faults_are_not_taken_for_a_librarys(monkeypatch: pytest.MonkeyP
         fold(conv_relu())
 
 
-@pytest.mark.parametrize(("cut", "said"), [(False, "has other values"), (True, "'y' is computed by no node")])
-def test_folding_that_changes_the_model_or_is_not_valid_is_not_believed(
-    cut: bool, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folding_that_gives_no_valid_model_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(proto: ModelProto, most: int = 0) -> ModelProto:
-        if cut:
-            del proto.graph.node[1:]
-        else:
-            proto.graph.node[1].op_type = "Neg"
+        del proto.graph.node[1:]
         return proto
 
     monkeypatch.setattr("trtopt.graph.passes.fold._evaluate", wrong)
-    proto = conv_relu(inputs={"x": [1, 3, 8, 8]})
+    proto = conv_relu()
     result, report = fold(proto)
-    assert said in report.problem
+    assert "'y' is computed by no node" in report.problem
     assert operators(result) == operators(proto)
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
-
 import numpy as np
-import onnx
 import pytest
 from graphs import conv_relu, model, node, values, written
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper
 
 from trtopt.core.errors import ModelError
-from trtopt.graph.guard import _equal, fault, guarded, invalid
+from trtopt.graph.guard import fault, guarded, invalid
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import to_ir
@@ -25,72 +21,13 @@ def changed(proto: ModelProto, operator: str) -> ModelProto:
     return copy
 
 
-IMAGE = "(float[1,3,8,8] x) => (float[] y)"
-SHAPED = written("(float[2,3] x) => (float[] y) { y = Reshape (x, s) }", s=[3, 2])
-WRONG = written("(float[2,3] x) => (float[] y) { y = Reshape (x, s) }", s=[4, 2])
-CODES = written(
-    f"{IMAGE} {{ q = QuantizeLinear (x, s, z) h = DequantizeLinear (q, s, z) y = Relu (h) }}",
-    13,
-    s=np.float32(1),
-    z=np.int8(0),
-)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        (written(f"{IMAGE} {{ y = Relu (x) }}"), "Relu", ""),
-        (written(f"{IMAGE} {{ y = Relu (x) }}"), "Neg", "output 'y' has other values"),
-        (conv_relu(inputs={"x": [1, 3, 640, 640]}), "Neg", ""),  # costs much
-        (conv_relu(), "Frobnicate", "Frobnicate"),
-        (
-            written(f"{IMAGE} {{ y = Relu (x) }}"),
-            written(f"{IMAGE.replace('y', 'z')} {{ z = Relu (x) }}"),
-            "outputs are z, no longer y",
-        ),
-        (SHAPED, WRONG, "doesn't run any more"),
-        # Numbers that are drawn, text, no numbers, and what the evaluator can't run.
-        (written(f"{IMAGE} {{ y = RandomNormalLike <seed = 1.0> (x) }}"), "RandomNormalLike", ""),
-        (written(f"{IMAGE} {{ y = Bernoulli <seed = 1.0> (x) }}"), "Bernoulli", ""),
-        (model([node("Identity", "x", "y")], inputs={"x": [2]}, dtype=8), "Identity", ""),
-        (written("(float[0] x) => (float[] y) { y = Identity (x) }"), "Identity", ""),
-        (CODES, "Neg", ""),
-    ],
-)
-def test_what_can_not_stand_for_a_model_has_a_fault(before: ModelProto, after: ModelProto | str, told: str) -> None:
-    after = changed(before, after) if isinstance(after, str) else after
-    found = fault(before, after)
-    assert told in found if told else found == "", found
-    assert invalid(before) == "" and (told != "Frobnicate" or told in invalid(after))
-
-
-@pytest.mark.parametrize(("off", "noticed"), [(1e-5, False), (5e-4, False), (3e-3, True)])
-def test_small_differences_of_rounding_are_none(off: float, noticed: bool) -> None:
-    proto = conv_relu(inputs={"x": [1, 3, 8, 8]})
-    near = ModelProto()
-    near.CopyFrom(proto)
-    for weight in near.graph.initializer:
-        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1 + off), weight.name))
-    assert bool(fault(proto, near)) is noticed
-
-
-def test_what_costs_much_or_is_not_known_is_not_run() -> None:
-    """Each is just beyond one limit, and just within it the difference is seen."""
-
-    def seen(proto: ModelProto) -> bool:
-        return fault(proto, changed(proto, "Neg")) != ""
-
-    def chain(count: int) -> ModelProto:
-        names = ["x", *(f"t{index}" for index in range(count - 1)), "y"]
-        return model([node("Relu", *names) for names in pairwise(names)], inputs={"x": [2]})
-
-    assert seen(chain(256)) and not seen(chain(257))
-    within, beyond = (model([node("Relu", "x", "y")], inputs={"x": ["n", size]}) for size in (4096, 4097))
-    assert seen(within) and not seen(beyond)  # two of them, read and given
-    text = f"(float[1,8,22,22] x) => (float[] y) {{ h = Conv <pads = [{'%d, ' * 3}%d]> (x, w) y = Relu (h) }}"
-    within, beyond = (written(text % ((size // 2,) * 4), w=values(8, 8, size, size)) for size in (5, 7))
-    assert seen(within) and not seen(beyond)
-    assert not seen(written("(float[2,2] x) => (float[] y) { n = NonZero (x) f = Cast <to = 1> (n) y = Relu (f) }"))
+def test_what_can_not_stand_for_a_model_has_a_fault() -> None:
+    proto = conv_relu()
+    assert fault(proto, changed(proto, "Relu")) == invalid(proto) == ""
+    wrong = changed(proto, "Frobnicate")
+    assert "Frobnicate" in fault(proto, wrong) and "Frobnicate" in invalid(wrong)
+    other = written("(float[n,3,8,8] x) => (float[] z) { z = Relu (x) }")
+    assert fault(proto, other) == "its outputs are z, no longer y"
 
 
 def test_numbers_that_are_drawn_are_not_taken_for_each_other() -> None:
@@ -112,54 +49,19 @@ def test_numbers_that_are_drawn_are_not_taken_for_each_other() -> None:
     assert "no longer 1" in fault(open_mode, model([node("Identity", "x", "y")]))
 
 
-def test_what_a_pass_made_is_used_only_where_it_is_the_same() -> None:
+def test_what_a_pass_made_is_used_only_where_it_is_valid() -> None:
     proto = conv_relu(inputs={"x": [1, 3, 8, 8]})
-    made = guarded(proto, PassResult(to_ir(changed(proto, "Relu")), {"c": "c"}), "it can't be", "do that")
-    assert made is not proto and [item.op_type for item in made.graph.node] == ["Conv", "Relu"]
+    made = guarded(proto, PassResult(to_ir(changed(proto, "Neg")), {"c": "c"}), "it can't be", "do that")
+    assert made is not proto and [item.op_type for item in made.graph.node] == ["Conv", "Neg"]
     assert guarded(proto, PassResult(to_ir(changed(proto, "Neg"))), "it can't be", "do that") is proto
-    with pytest.raises(ModelError, match=r"it can't be \(its output 'y' has other values .*\); do that"):
-        guarded(proto, PassResult(to_ir(changed(proto, "Neg")), {"c": "c"}), "it can't be", "do that")
-
-
-def test_functions_are_looked_into() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]> g (float[2] x) => (float[2] y) {y = own.twice(x)}
-    <domain: "own", opset_import: ["": 17]> twice (a) => (b) {OPERATION}"""
-    bodies = ("b = Add(a, a)", "c = Neg(a) b = Add(c, a)", "b = RandomNormalLike(a)")
-    once, other, random = (onnx.parser.parse_model(text.replace("OPERATION", it)) for it in bodies)
-    assert "has other values" in fault(once, other) and fault(once, once) == ""
-    assert "draws" not in fault(random, random) and fault(random, random) == ""
+    with pytest.raises(ModelError, match=r"it can't be \(.*Shape.*\); do that"):
+        guarded(proto, PassResult(to_ir(changed(proto, "Shape")), {"c": "c"}), "it can't be", "do that")
 
 
 def test_declared_outputs_stay_as_they_are() -> None:
     proto = conv_relu(inputs={"x": ["n", 3, 8, 8]}, outputs={"y": ["m", 4, 8, "w"]})
     made = guarded(proto, PassResult(to_ir(changed(proto, "Relu")), {"c": "c"}), "", "")
     assert made.graph.output == proto.graph.output and not made.graph.value_info
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "same"),
-    [
-        (np.ones((2, 3)), np.ones((2, 3)), True),
-        (np.ones(3), np.ones((1, 3)), False),
-        (np.ones(3, np.float32), np.ones(3, np.float64), False),
-        (np.array([1, 2]), np.array([1, 3]), False),
-        (np.array([1 + 1j]), np.array([1 + 5j]), False),
-        (np.array([np.nan, 1]), np.array([np.nan, 1]), True),
-        (np.array([np.nan, 1]), np.array([0, 1]), False),
-        (np.array([np.inf, 1]), np.array([-np.inf, 1]), False),
-        (np.array([1000.0, 0.0]), np.array([1000.0, 0.5]), True),  # of the largest value
-        (np.array([1000.0, 0.0]), np.array([1000.0, 1.5]), False),
-        (np.array([1e6, 1.0, np.inf]), np.array([1e6, 1.5, np.inf]), True),
-        (np.array(["a", "b"]), np.array(["a", "c"]), False),
-        ([np.ones(2), np.ones(3)], [np.ones(2), np.zeros(3)], False),
-        ([np.ones(2)], [np.ones(2), np.ones(2)], False),
-        (None, np.ones(1), False),
-        ({1: 2.0}, {1: 2.0}, True),
-        ({1: 2.0}, None, False),
-    ],
-)
-def test_values_are_the_same_in_type_shape_and_content(old: Any, new: Any, same: bool) -> None:
-    assert _equal(old, new) is same
 
 
 def test_the_evaluator_is_not_believed_where_it_is_wrong() -> None:

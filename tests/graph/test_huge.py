@@ -24,6 +24,7 @@ from trtopt.builder.lowering import lower
 from trtopt.calibration.table import Table, TableEntry
 from trtopt.core.errors import NoBackend
 from trtopt.core.values import BuildSpec, Precision
+from trtopt.graph import prepare
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.proto import model_size
 from trtopt.linting import checker
@@ -33,7 +34,7 @@ def no_backend(backend):
 
 checker.trt.select = no_backend
 folds = []
-checker.fold = lambda *given, **options: folds.append(fold(*given, **options)) or folds[-1]
+prepare.fold = lambda *given, **options: folds.append(fold(*given, **options)) or folds[-1]
 report = trtopt.check(sys.argv[1])
 assert report.ok and report.folding.removed == {"Identity": 1}, report
 ((folded, _),) = folds

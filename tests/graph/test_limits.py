@@ -38,14 +38,6 @@ def image(text: str, opset: int = 17, **weights: object) -> ModelProto:
         (written("(seq(float[n]) x) => (int64 y) { y = SequenceLength (x) }"), [("x", "of type sequence")]),
         (image(PAIR, 19, s=np.float32(0.1), z=FP8, form=[-1]), []),
         (
-            image("[narrow] f = Cast <to = 17> (x) [widen] y = Cast <to = 1> (f)", 19),
-            [("narrow", "float8_e4m3fn"), ("widen", "float8_e4m3fn")],
-        ),
-        (
-            written("(int8[3] x) => (int8[] y) { [add] y = Add (x, c) }", c=np.ones(1, np.int8)),
-            [("add", "the int8 constant 'c'")],
-        ),
-        (
             written("(float[2,3] x, float s, int8 z, int64[1] form) => (float[] y) { " + PAIR + " }"),
             [("q", "its zero point 'z' isn't constant"), ("d", "its zero point 'z' isn't constant")],
         ),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import model, node, values, written
+from graphs import model, node, values
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
@@ -40,17 +40,6 @@ def test_integers_are_compared_without_or_equal(op: str, other: str) -> None:
         value.type.tensor_type.elem_type = TensorProto.INT64
     operators = same(proto, a=places, b=np.array([[2], [4], [99]]))
     assert operators == {other, "Not", "Cast"}
-
-
-def test_a_loop_gets_the_condition_that_it_lacks() -> None:
-    proto = written(
-        "(float[n,4] x, int64 turns) => (float[n,4] y) { y = Loop <body = b (int64 turn, bool going, float[n,4] old) => "
-        "(bool on, float[n,4] new) { new = Mul (old, half) on = Identity (going) }> (turns, , x) }",
-        half=np.float32(0.5),
-    )
-    assert same(proto, x=values(2, 4), turns=np.array(3)) == {"Loop"}
-    (found,) = fold(proto)[0].graph.node
-    assert all(found.input)
 
 
 @pytest.mark.parametrize("opset", [11, 13, 18])

@@ -16,11 +16,6 @@ from trtopt.graph.passes.fold import fold
 from trtopt.ort.sessions import OnnxSession
 
 
-@pytest.fixture(autouse=True)
-def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.graph.guard.cheap", lambda proto: False)
-
-
 def left(proto: ModelProto, open_size: int = 2) -> list[str]:
     """Its operators after folding, once the results are seen to be the same."""
     made, report = fold(proto)

@@ -39,7 +39,7 @@ class Budget:
         """Return whether a node whose inputs are all constants is evaluated."""
         if node.op_type in NOT_FOLDED or len(node.outputs) != 1:  # of several results onnxscript keeps none
             return False
-        if misjudged(ir.serde.serialize_node(node), self._opsets.get("", 0)):
+        if _misjudged(ir.serde.serialize_node(node), self._opsets.get("", 0)):
             return False
         operands = [value for value in node.inputs if value is not None]
         constants = {value.name or "": value.const_value for value in operands if value.const_value is not None}
@@ -79,7 +79,7 @@ def _quick(node: ir.Node, constants: dict[str, Any], elements: int) -> bool:
     return node.op_type in EVALUATED_BY_NUMPY or most <= SLOWLY
 
 
-def misjudged(node: NodeProto, opset: int) -> bool:
+def _misjudged(node: NodeProto, opset: int) -> bool:
     """Return whether ONNX's reference evaluator gives other values than ONNX says (and ONNX Runtime gives).
 
     It mixes the batch's own statistics into old BatchNormalization, takes Softmax along one axis where it was along all that

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from onnx import ModelProto
 
 from trtopt.core.errors import UsageError
-from trtopt.graph.proto import UNKNOWN, all_graphs, infer_shapes, node_reads, refill, tensor_info, whole_copy
+from trtopt.graph.proto import UNKNOWN, all_graphs, inferred_values, node_reads, refill, tensor_info, whole_copy
 
 _LISTED = 3  # names that a message proposes
 
@@ -26,8 +26,7 @@ def cut(proto: ModelProto, ends: Sequence[str]) -> ModelProto:
     made = {name: node for node in result.graph.node for name in node.output if name}
     split = ([text] if text in made else text.split(",") for text in ([ends] if isinstance(ends, str) else ends))
     names = list(dict.fromkeys(name.strip() for part in split for name in part))
-    inferred = infer_shapes(proto).graph
-    values = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    values = inferred_values(proto)
     for name in names:
         if name not in made:
             near = difflib.get_close_matches(name, made, _LISTED, 0.5) or list(made)[-_LISTED:]

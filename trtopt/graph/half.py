@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from trtopt.graph.proto import infer_shapes, refill, subgraphs, to_array
+from trtopt.graph.proto import inferred_values, refill, subgraphs, to_array
 
 EXACT = "/exact"  # behind the name of a tensor in a widened model: before it is rounded to its half type
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -33,12 +33,10 @@ def widen(proto: ModelProto) -> ModelProto:
     As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32, and what is read
     of an input rounded to its type; the model itself where it has no FP16 and BF16, or control flow.
     """
-    if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
+    if (started := _in_fp32(proto)) is None:
         return proto
-    widened = ModelProto()
-    widened.CopyFrom(proto)
-    graph, types = widened.graph, _types(proto.graph, infer_shapes(proto).graph)
-    _widen_constants(graph)
+    widened, types = started
+    graph = widened.graph
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value.name for value in graph.input if types[value.name] in _HALVES and value.name not in weights]
     held, nodes = {name: f"{name}/held" for name in inputs}, list[onnx.NodeProto]()
@@ -47,10 +45,9 @@ def widen(proto: ModelProto) -> ModelProto:
     for value in (*graph.input, *graph.output):
         if value.type.tensor_type.elem_type in _HALVES:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-    for node in graph.node:
+    for given, node in zip(proto.graph.node, graph.node):
         source = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
-        cast = _cast_to(node)
-        _widen_attributes(node)
+        cast = _cast_to(given)
         node.input[:] = [held.get(name, name) for name in node.input]
         nodes.append(node)
         for index, name in enumerate(node.output):
@@ -60,7 +57,6 @@ def widen(proto: ModelProto) -> ModelProto:
                 node.output[index] = f"{name}{EXACT}"
                 nodes += _rounding(node.output[index], name, target)
     refill(graph.node, nodes)
-    del graph.value_info[:]
     return widened
 
 
@@ -79,21 +75,18 @@ def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     Its inputs and outputs keep their types, with casts inside. A model without half types, or with control flow, whose types
     can't be followed here, is given back as it is.
     """
-    if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
+    if (started := _in_fp32(proto)) is None:
         return proto, {}
-    types = _types(proto.graph, infer_shapes(proto).graph)
-    typed = ModelProto()
-    typed.CopyFrom(proto)
+    typed, types = started
     graph = typed.graph
-    _widen_constants(graph)
     renamed = {value.name: f"{value.name}/fp32" for value in graph.input if types[value.name] in _HALVES}
     ends = {value.name: value.type.tensor_type.elem_type for value in graph.output}
     nodes: list[onnx.NodeProto] = [
         helper.make_node("Cast", [name], [wide], f"{wide}/Cast", to=TensorProto.FLOAT) for name, wide in renamed.items()
     ]
     islands: dict[str, str] = {}
-    for node in graph.node:
-        cast, kinds = _cast_to(node), {types.get(name) for name in node.input}
+    for given, node in zip(proto.graph.node, graph.node):
+        cast, kinds = _cast_to(given), {types.get(name) for name in node.input}
         for index, name in enumerate(node.input):
             node.input[index] = renamed.get(name, name)
         if cast in _NARROW and kinds <= _NARROW and node.output[0] not in ends:  # it casts nothing any more
@@ -101,7 +94,6 @@ def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
             continue
         if cast is None and any(types.get(name) == TensorProto.FLOAT for name in node.output):
             islands[node.name] = "FP32 in the model, whose other types are FP16 or BF16"
-        _widen_attributes(node)
         nodes.append(node)
         for index, name in enumerate(node.output):
             if ends.get(name) in _HALVES:
@@ -112,28 +104,30 @@ def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
         if kind in _HALVES and name in renamed
     ]
     refill(graph.node, nodes)
-    del graph.value_info[:]
     return typed, islands
 
 
-def _types(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, int]:
-    """Tensor → its type, as far as ONNX's inference knows it."""
-    types = {value.name: value.type.tensor_type.elem_type for value in inferred.value_info}
-    types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
-    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
+def _in_fp32(proto: ModelProto) -> tuple[ModelProto, dict[str, int]] | None:
+    """A copy whose constants and casts of a half type are FP32, and each tensor's type before, as far as inference knows it.
 
-
-def _widen_constants(graph: onnx.GraphProto) -> None:
-    """Initializers of a half type become FP32."""
-    for tensor in graph.initializer:
+    None: it has no half types, or control flow.
+    """
+    if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
+        return None
+    copy, types = (
+        ModelProto(),
+        {name: value.type.tensor_type.elem_type for name, value in inferred_values(proto).items()},
+    )
+    copy.CopyFrom(proto)
+    types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    for tensor in copy.graph.initializer:
         if tensor.data_type in _HALVES:
             tensor.CopyFrom(numpy_helper.from_array(to_array(tensor).astype(np.float32), tensor.name))
-
-
-def _widen_attributes(node: onnx.NodeProto) -> None:
-    """Casts to, and constants of, a half type become FP32."""
-    for item in node.attribute:
-        if item.name in ("to", "dtype", "output_dtype") and item.i in _HALVES:
-            item.i = TensorProto.FLOAT
-        elif item.type == onnx.AttributeProto.TENSOR and item.t.data_type in _HALVES:
-            item.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item.t).astype(np.float32), item.t.name))
+    for node in copy.graph.node:
+        for item in node.attribute:
+            if item.name in ("to", "dtype", "output_dtype") and item.i in _HALVES:
+                item.i = TensorProto.FLOAT
+            elif item.type == onnx.AttributeProto.TENSOR and item.t.data_type in _HALVES:
+                item.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item.t).astype(np.float32), item.t.name))
+    del copy.graph.value_info[:]
+    return copy, types

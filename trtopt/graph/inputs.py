@@ -29,6 +29,7 @@ from trtopt.graph.proto import (
     attribute,
     forget_output_shapes,
     infer_shapes,
+    inferred_values,
     refill,
     skeleton,
     tensor_info,
@@ -266,8 +267,7 @@ def _by_recurrent_layers(proto: ModelProto, inputs: Mapping[str, TensorInfo]) ->
             origins[dim.dim_param] = value.name, axis
     del light.graph.value_info[:]
     forget_output_shapes(light)
-    graph = infer_shapes(light).graph
-    shapes = {value.name: tensor_info(value).shape for value in (*graph.input, *graph.value_info)}
+    shapes = {name: tensor_info(value).shape for name, value in inferred_values(light).items()}
     found: dict[str, set[int | None]] = {}
     for node in nodes:
         samples, steps = (0, 1) if attribute(node, "layout", 0) else (1, 0)

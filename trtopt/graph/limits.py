@@ -28,18 +28,11 @@ from trtopt.graph.proto import (
     all_nodes,
     attribute,
     dtype_name,
-    infer_shapes,
+    inferred_values,
     tensor_info,
     to_array,
 )
 
-# Types that hold quantized numbers: TensorRT makes them by QuantizeLinear and lets nothing but DequantizeLinear compute.
-_QUANTIZED_ONLY = frozenset(("float8_e4m3fn", "int4", "float4_e2m1fn"))
-_MOVING = ("Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape")
-# A Clip's bounds become its own numbers; the parser refuses integer arithmetic itself.
-_OWN_REFUSALS = {
-    "Constant", "Clip", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear",
-}  # fmt: skip
 MOST_OF_TOPK = 3840  # in every TensorRT; its builder says so, after minutes
 _OWNERS = {  # domain → what to do about its operators
     "ai.onnx.ml": "no TensorRT has operators of ai.onnx.ml (scalers, linear models, trees, texts): run that part outside the "
@@ -64,9 +57,6 @@ _DO_OTHERWISE = {  # operators by what models compute the same by
     ),
 }
 _SIZED = {"ConstantOfShape", "Expand", "Pad", "Range", "Reshape", "Resize", "Slice", "Tile", "Upsample"}  # by values
-# TensorRT's own plugins, which RTX hasn't.
-_PLUGINS = ("EfficientNMS_TRT", "ROIAlign_TRT", "PyramidROIAlign_TRT", "MultiscaleDeformableAttnPlugin_TRT")
-_PLUGINS_BEFORE_11 = ("BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "EfficientNMS_ONNX_TRT")
 _LIST = (
     "a list whose length or places aren't known before: export the model with one tensor there (torch.stack, torch.cat)"
 )
@@ -80,14 +70,10 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
         types: tensor types that this TensorRT has, as NumPy and ml_dtypes name them.
         absent: operator → why it has no implementation, though the parser takes it.
     """
-    graphs = [*all_graphs(infer_shapes(proto).graph)]
-    weights = {tensor.name for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    graphs = [*all_graphs(proto.graph)]
+    weights = {tensor.name for graph in graphs for tensor in graph.initializer}
     ends = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
-    kinds = {
-        value.name: tensor_info(value).dtype
-        for graph in graphs
-        for value in (*graph.input, *graph.value_info, *graph.output)
-    }
+    kinds = {name: tensor_info(value).dtype for name, value in inferred_values(proto).items()}
     kinds |= {tensor.name: dtype_name(tensor.data_type) for graph in graphs for tensor in graph.initializer}
     problems, constants = [*_ends(graphs[0], weights, kinds, {*types, UNKNOWN})], Links(proto.graph).constants
     for node in all_nodes(proto.graph):
@@ -120,7 +106,7 @@ def _ends(graph: GraphProto, weights: Set[str], kinds: Mapping[str, str], types:
 
 
 def _misuse(node: NodeProto, constants: Mapping[str, TensorProto], kinds: Mapping[str, str]) -> str:
-    """Say which use of quantized types, zero points, scales or TopK TensorRT doesn't take; empty: none."""
+    """Say which zero point, scale or TopK TensorRT doesn't take; empty: none."""
     if node.op_type in QDQ:
         zero = node.input[2] if len(node.input) > 2 else ""
         if zero and zero not in constants and not kinds.get(zero, "").startswith("float"):
@@ -131,20 +117,14 @@ def _misuse(node: NodeProto, constants: Mapping[str, TensorProto], kinds: Mappin
         if len(bad := np.flatnonzero(~((scale > 0) & np.isfinite(scale)))):
             where = f" in channel {bad[0]}{' and others' * (len(bad) > 1)}" if scale.size > 1 else ""
             text = f"its scale {node.input[1]!r}, of {node.input[0]!r}, is {scale.reshape(-1)[bad[0]]:g}{where}"
-            return f"{text}; TensorRT takes positive, finite ones only"
+            return (
+                f"{text}; TensorRT takes positive, finite ones only (of weights that are all 0 any will do, such as 1)"
+            )
     elif node.op_type == "TopK":
         k = constants.get(node.input[1]) if len(node.input) > 1 else None
         most = int(to_array(k).max(initial=0)) if k is not None else attribute(node, "k", 0)
         if most > MOST_OF_TOPK:
             return f"takes the best {most}, and TensorRT's at most {MOST_OF_TOPK}: export the model with a smaller k"
-    elif node.op_type not in (*_MOVING, *_OWN_REFUSALS):
-        uses = [(side, name) for side, names in (("reads", node.input), ("gives", node.output)) for name in names]
-        for side, name in uses:
-            kind = kinds.get(name, "")
-            if kind in _QUANTIZED_ONLY or (kind == "int8" and side == "reads" and name in constants):
-                what = "the int8 constant " if kind == "int8" else ""
-                instead = "use QuantizeLinear and DequantizeLinear, or another type"
-                return f"{side} {what}{name!r} in type {kind}; TensorRT has it for quantized values only: {instead}"
     return ""
 
 
@@ -162,10 +142,9 @@ def instead(
     own = {node.op_type for node in refused if node.domain in (*STANDARD, PLUGIN_DOMAIN)}
     ways = [what for owner, what in _OWNERS.items() if any(domain.startswith(f"{owner}.") for domain in domains)]
     ways += dict.fromkeys(what for operator, what in _DO_OTHERWISE.items() if operator in own)
-    for name in sorted({node.op_type for node in refused}.intersection(_PLUGINS + _PLUGINS_BEFORE_11)):
-        until = " before 11" * (name in _PLUGINS_BEFORE_11)
-        text = f"TensorRT itself{until}, on a GPU (`backend='tensorrt'`), has {name} as a plugin; TensorRT-RTX has none"
-        ways.append(text)
+    plugins = sorted({node.op_type for node in refused if node.op_type.endswith("_TRT")})  # as TensorRT calls its own
+    gpu = "TensorRT itself, on a GPU (`backend='tensorrt'`), has {} as a plugin, if that version does; TensorRT-RTX has none"
+    ways += map(gpu.format, plugins)
     if any(domain != "." and not domain.startswith(("ai.onnx.", "com.microsoft.")) for domain in domains) and not ways:
         ways.append("trtopt loads no plugins: write it with ONNX's own operators, or run that part outside the engine")
     if path is not None and own <= _SIZED and (decide := how_to_decide(model, own)):

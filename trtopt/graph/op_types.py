@@ -24,23 +24,20 @@ SIGMOIDS = ("Sigmoid", "HardSigmoid")
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
 COMPARING = ("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or")
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
-ELEMENTWISE = frozenset({  # each result follows from the elements at its place alone, or elements are moved: none are mixed
-    "Abs", "Add", "And", "BatchNormalization", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Constant", "ConstantOfShape",
-    "Cos", "DequantizeLinear", "Div", "Dropout", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gelu", "Greater",
-    "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log",
-    "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "OneHot", "Or", "PRelu", "Pow", "QuantizeLinear", "Range",
-    "Reciprocal", "Relu", "Reshape", "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Size", "Softplus", "Softsign", "Sqrt",
-    "Squeeze", "Sub", "Sum", "Swish", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
+_PLACE_BY_PLACE = frozenset({
+    "Abs", "Add", "And", "BatchNormalization", "Cast", "CastLike", "Ceil", "Clip", "ConstantOfShape", "Cos", "Div", "Elu",
+    "Equal", "Exp", "Expand", "Flatten", "Floor", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "LeakyRelu",
+    "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "OneHot", "Or", "PRelu", "Pow", "Range",
+    "Reciprocal", "Relu", "Reshape", "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Size", "Sqrt", "Squeeze", "Sub",
+    "Sum", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
 })  # fmt: skip
-EVALUATED_BY_NUMPY = frozenset({  # ONNX's reference evaluator gives them to NumPy whole; others it loops over in Python
-    "Abs", "Acos", "Add", "And", "ArgMax", "ArgMin", "Asin", "Atan", "BatchNormalization", "BitShift", "BitwiseAnd",
-    "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat",
-    "ConstantOfShape", "Cos", "Cosh", "CumSum", "DepthToSpace", "Div", "Elu", "Equal", "Exp", "Expand", "EyeLike",
-    "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual", "Hardmax", "Identity", "IsInf",
-    "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "Max", "Mean", "Min", "Mod", "Mul", "Neg",
-    "NonZero", "Not", "OneHot", "Or", "PRelu", "Pad", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
-    "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-    "ReduceSumSquare", "Relu", "Reshape", "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice",
-    "Softmax", "SpaceToDepth", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Tile", "Transpose", "Trilu",
-    "Unsqueeze", "Where", "Xor",
-})  # fmt: skip
+ELEMENTWISE = _PLACE_BY_PLACE | {  # each result follows from elements at one place: none are mixed
+    "Celu", "Constant", "DequantizeLinear", "Dropout", "Erf", "Gelu", "HardSigmoid", "HardSwish", "Mish", "QuantizeLinear",
+    "Softplus", "Softsign", "Swish", "ThresholdedRelu",
+}  # fmt: skip
+EVALUATED_BY_NUMPY = _PLACE_BY_PLACE | {  # whole, by ONNX's reference evaluator; it loops over others
+    "Acos", "ArgMax", "ArgMin", "Asin", "Atan", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Compress",
+    "Concat", "Cosh", "CumSum", "DepthToSpace", "EyeLike", "Gather", "Hardmax", "LogSoftmax", "NonZero", "Pad", "ReduceL1",
+    "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+    "ReduceSumSquare", "Sinh", "Slice", "Softmax", "SpaceToDepth", "Tan",
+}  # fmt: skip

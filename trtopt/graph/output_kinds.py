@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import Kind as Kind, TensorInfo, x
-from trtopt.graph.proto import Links, attribute, infer_shapes, opset_version, tensor_info
+from trtopt.graph.proto import Links, attribute, inferred_values, opset_version, tensor_info
 from trtopt.graph.work import shapes_at
 
 Given = Mapping[str, str] | Sequence[str]
@@ -202,9 +202,8 @@ class _Graph:
             inputs = [name for name in node.input if name]
             if node.op_type == "Constant" or (inputs and self.constants.issuperset(inputs)):
                 self.constants.update(node.output)
-        inferred = infer_shapes(proto).graph
-        values = (*inferred.input, *inferred.value_info, *inferred.output)
-        self.shapes: dict[str, Sequence[int | str]] = {value.name: tensor_info(value).shape for value in values}
+        infos = {name: tensor_info(value) for name, value in inferred_values(proto).items()}
+        self.shapes: dict[str, Sequence[int | str]] = {name: info.shape for name, info in infos.items()}
         self.sized = {**self.shapes, **shapes_at(proto, {}, _OPEN)}  # as they are, where that tells none
         self.given = [tensor_info(value) for value in proto.graph.input]
         self.maps = [value.name for value in proto.graph.output if len(self.shapes.get(value.name, ())) == 4]

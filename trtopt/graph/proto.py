@@ -134,6 +134,12 @@ def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
     return inferred
 
 
+def inferred_values(proto: ModelProto) -> dict[str, ValueInfoProto]:
+    """Map every tensor, of bodies too, to its type and shape, as far as they are declared or inferred."""
+    graphs = all_graphs(infer_shapes(proto).graph)
+    return {value.name: value for graph in graphs for value in (*graph.input, *graph.value_info, *graph.output)}
+
+
 def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
     """Operators that ONNX's inference doesn't know, by their output; an Identity, of the same type, takes their place."""
     for node in all_nodes(graph):

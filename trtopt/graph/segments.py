@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from trtopt.core.errors import ModelError
-from trtopt.graph.proto import empty_as, infer_shapes, node_reads
+from trtopt.graph.proto import empty_as, inferred_values, node_reads
 
 Slot = tuple[str, int]  # node name, input index
 
@@ -53,8 +53,7 @@ def divided(proto: ModelProto, ends: Collection[str], renamed: Mapping[Slot, str
         ModelError: ONNX's inference doesn't find the type of a tensor that goes from one segment to another.
     """
     graph = proto.graph
-    types = {value.name: value for value in infer_shapes(proto).graph.value_info}
-    types |= {value.name: value for value in (*graph.input, *graph.output)}
+    types = inferred_values(proto)
     weights = {tensor.name: tensor for tensor in graph.initializer}
     parts: list[list[NodeProto]] = [[]]
     for node in graph.node:
@@ -68,26 +67,15 @@ def divided(proto: ModelProto, ends: Collection[str], renamed: Mapping[Slot, str
             read_last.setdefault(name, number)
     segments = []
     for number, part in enumerate(parts):
-        results = {name for node in part for name in node.output if name}
-        model = empty_as(proto, f"{graph.name} {number}")
-        inputs: dict[str, ValueInfoProto] = {}
-        for node in part:
-            added = model.graph.node.add()
-            added.CopyFrom(node)
-            for name in dict.fromkeys(node_reads(node)):
-                if name not in results and name not in weights:
-                    inputs[name] = _described(types, name)
+        nodes = [NodeProto.FromString(node.SerializeToString()) for node in part]
+        for node in nodes:
             for index, name in enumerate(node.input):
                 if alias := renamed.get((node.name, index)):
-                    added.input[index] = alias
-                    inputs[alias] = _described(types, name, alias)
-        reads = {name for node in model.graph.node for name in node_reads(node)}
-        model.graph.initializer.extend(tensor for name, tensor in weights.items() if name in reads)
-        model.graph.input.extend(value for name, value in inputs.items() if name in reads)
-        outputs = [name for name in sorted(results) if read_last.get(name, -1) > number]
-        model.graph.output.extend(_described(types, name) for name in outputs)
+                    node.input[index] = alias
+                    types[alias] = _described(types, name)
+        outputs = [name for node in part for name in node.output if name and read_last.get(name, -1) > number]
         if outputs:
-            segments.append(Segment(model, tuple(value.name for value in model.graph.input), tuple(outputs)))
+            segments.append(_segment(proto, nodes, sorted(outputs), types, weights))
     return segments
 
 
@@ -98,31 +86,43 @@ def joined(segments: Sequence[Segment], outputs: Collection[str], aliases: Mappi
         outputs: what of the tensors that they make is wanted.
         aliases: inputs of segments → the tensors that they are, where one of these segments makes those.
     """
-    model = empty_as(segments[0].proto, segments[0].proto.graph.name)
-    inputs: dict[str, ValueInfoProto] = {}
-    results: dict[str, ValueInfoProto] = {}
+    types: dict[str, ValueInfoProto] = {}
     weights: dict[str, TensorProto] = {}
-    produced: set[str] = set()
+    nodes: list[NodeProto] = []
+    made = dict[str, None]()
     for segment in segments:
         graph = segment.proto.graph
-        for value in graph.input:
-            source = aliases.get(value.name)
-            if source in produced and value.name not in produced:
-                model.graph.node.add(op_type="Identity", name=value.name, input=[source], output=[value.name])
-                produced.add(value.name)
-            elif value.name not in produced:
-                inputs[value.name] = value
-        model.graph.node.extend(graph.node)
+        for name in segment.inputs:
+            if (source := aliases.get(name)) in made and name not in made:
+                nodes.append(helper.make_node("Identity", [source], [name], name))
+                made[name] = None
+        nodes += graph.node
+        made |= dict.fromkeys(name for node in graph.node for name in node.output if name)
+        types |= {value.name: value for value in (*graph.input, *graph.output)}
         weights |= {tensor.name: tensor for tensor in graph.initializer}
-        produced |= {name for node in graph.node for name in node.output if name}
-        results |= {value.name: value for value in graph.output if value.name in outputs}
-    model.graph.initializer.extend(weights.values())
-    model.graph.input.extend(inputs.values())
-    model.graph.output.extend(results.values())
-    return Segment(model, tuple(inputs), tuple(results))
+    return _segment(segments[0].proto, nodes, [name for name in made if name in outputs], types, weights)
 
 
-def _described(types: Mapping[str, ValueInfoProto], name: str, alias: str = "") -> ValueInfoProto:
+def _segment(
+    like: ModelProto,
+    nodes: Sequence[NodeProto],
+    outputs: Sequence[str],
+    types: Mapping[str, ValueInfoProto],
+    weights: Mapping[str, TensorProto],
+) -> Segment:
+    """Make a model of nodes in the versions of another, which reads what they don't make."""
+    model = empty_as(like, like.graph.name)
+    made = {name for node in nodes for name in node.output}
+    reads = [name for name in dict.fromkeys(name for node in nodes for name in node_reads(node)) if name not in made]
+    inputs = [name for name in reads if name not in weights]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(weights[name] for name in reads if name in weights)
+    model.graph.input.extend(_described(types, name) for name in inputs)
+    model.graph.output.extend(_described(types, name) for name in outputs)
+    return Segment(model, tuple(inputs), tuple(outputs))
+
+
+def _described(types: Mapping[str, ValueInfoProto], name: str) -> ValueInfoProto:
     if name not in types:
         raise ModelError(
             f"ONNX doesn't know the type of the tensor {name!r}, so the model can't be run in parts there: "
@@ -130,7 +130,7 @@ def _described(types: Mapping[str, ValueInfoProto], name: str, alias: str = "") 
         )
     value = ValueInfoProto()
     value.CopyFrom(types[name])
-    value.name = alias or name
+    value.name = name
     for dim in value.type.tensor_type.shape.dim:  # symbols of one segment may be wrong in another
         dim.ClearField("dim_param")
     return value

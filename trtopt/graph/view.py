@@ -186,6 +186,27 @@ def drop_unread(graph: ir.Graph) -> None:
             del graph.initializers[name]
 
 
+def channel_axes(node: ir.Node) -> tuple[int, int]:
+    """Return the axes of a layer's weight for the channels that it reads and gives (a ConvTranspose: gives in each group)."""
+    turned = node.op_type == "Conv" or (node.op_type == "Gemm" and attribute(node, "transB", 0))
+    return (1, 0) if turned else (0, 1)
+
+
+def normalization(node: ir.Node) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return each channel's factor and summand of a BatchNormalization; None: they aren't constant, or change in training."""
+    held = [constant(value) for value in node.inputs[1:5]]
+    training = attribute(node, "training_mode", 0) or any(value.name for value in node.outputs[1:])
+    if training or len(held) < 4 or not attribute(node, "spatial", 1):
+        return None
+    known = [item.astype(np.float64) for item in held if item is not None]
+    if len(known) < 4:
+        return None
+    gain, bias, mean, variance = known
+    with np.errstate(all="ignore"):
+        factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+        return factor, bias - mean * factor
+
+
 class Editor:
     """Makes nodes and constants for a graph, by names that nothing in it has."""
 

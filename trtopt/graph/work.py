@@ -9,7 +9,7 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.graph.op_types import MULTIPLYING, RECURRENT
-from trtopt.graph.proto import LARGE, all_graphs, all_nodes, attribute, forget_output_shapes, infer_shapes, skeleton
+from trtopt.graph.proto import LARGE, all_graphs, all_nodes, attribute, forget_output_shapes, inferred_values, skeleton
 
 
 def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -55,12 +55,11 @@ def shapes_at(proto: ModelProto, sizes: Mapping[Any, int], other: int) -> dict[s
     forget_output_shapes(light)  # they name the dimensions that have a size now
     weights = (item for graph in all_graphs(proto.graph) for item in graph.initializer)
     shapes = {item.name: tuple(item.dims) for item in weights if item.data_type != TensorProto.STRING}
-    for graph in all_graphs(infer_shapes(light).graph):
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            tensor = value.type.tensor_type
-            fixed = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
-            if fixed and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
-                shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
+    for name, value in inferred_values(light).items():
+        tensor = value.type.tensor_type
+        fixed = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+        if fixed and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
+            shapes[name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     return shapes
 
 

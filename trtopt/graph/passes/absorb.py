@@ -13,7 +13,18 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, opset_of, read_once, sizes
+from trtopt.graph.view import (
+    Editor,
+    attribute,
+    channel_axes,
+    constant,
+    constant_tensor,
+    normalization,
+    operand,
+    opset_of,
+    read_once,
+    sizes,
+)
 
 _Array = NDArray[Any]
 _MAKERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -53,14 +64,7 @@ def _affine(node: ir.Node, maker: ir.Node) -> tuple[_Array, _Array] | None:
     if rank is None:
         return None
     if node.op_type == "BatchNormalization":
-        held = [constant(value) for value in node.inputs[1:]]
-        training = attribute(node, "training_mode", 0) or any(value.name for value in node.outputs[1:])
-        known = all(item is not None for item in held) and attribute(node, "spatial", 1)
-        if training or not known or (maker.op_type == "MatMul" and rank != 2):
-            return None
-        scale, shift, mean, variance = (item.astype(np.float64) for item in held if item is not None)
-        factor = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-        return factor, shift - mean * factor
+        return None if maker.op_type == "MatMul" and rank != 2 else normalization(node)
     array = constant(node.inputs[0] if node.inputs[1] is made else node.inputs[1])
     if array is None or array.ndim > rank:
         return None
@@ -79,9 +83,8 @@ def _channels(maker: ir.Node, weight: tuple[int, ...]) -> tuple[int | None, int]
     if maker.op_type == "MatMul":
         form = sizes(maker.outputs[0]) if len(weight) == 2 else None
         return (None, 0) if form is None else (len(form), weight[-1])
-    if maker.op_type == "Gemm":
-        return 2, weight[0 if attribute(maker, "transB", 0) else 1]
-    return len(weight), weight[0] if maker.op_type == "Conv" else weight[1] * attribute(maker, "group", 1)
+    groups = attribute(maker, "group", 1) if maker.op_type == "ConvTranspose" else 1
+    return len(weight), weight[channel_axes(maker)[1]] * groups
 
 
 def _scaled(maker: ir.Node, factor: _Array, summand: _Array, editor: Editor) -> bool:
@@ -100,7 +103,7 @@ def _scaled(maker: ir.Node, factor: _Array, summand: _Array, editor: Editor) -> 
         form, axis = (group, shape[0] // group, *shape[1:]), 2
         along = np.broadcast_to(factor, channels).reshape(group, 1, channels // group, *[1] * (len(shape) - 2))
     else:
-        form, axis = shape, int(op == "MatMul" or (op == "Gemm" and not attribute(maker, "transB", 0)))
+        form, axis = shape, channel_axes(maker)[1]
         along = factor.reshape(-1, *[1] * (len(shape) - 1 - axis))
     content = dict[int, _Array]()
     if (factor != 1).any():

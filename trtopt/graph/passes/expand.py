@@ -18,7 +18,7 @@ from trtopt.graph.proto import (
     STANDARD,
     all_graphs,
     all_nodes,
-    infer_shapes,
+    inferred_values,
     name_nodes,
     opset_version,
     put_back,
@@ -65,9 +65,7 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
         ModelError: ONNX fails to write them out, or what it writes isn't the same.
     """
     light, opset = skeleton(proto, LARGE, external="weights"), opset_version(proto)
-    graphs = list(all_graphs(infer_shapes(proto).graph))
-    values = [value for graph in graphs for value in (*graph.input, *graph.value_info, *graph.output)]
-    types = {value.name: value.type.SerializeToString() for value in values}
+    types = {name: value.type.SerializeToString() for name, value in inferred_values(proto).items()}
     for tensor in (tensor for graph in all_graphs(light.graph) for tensor in graph.initializer):
         types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims).SerializeToString()
     light.opset_import.append(helper.make_opsetid(_OWN, 1))

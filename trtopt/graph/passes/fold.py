@@ -8,8 +8,8 @@ first (docs/results/calibration-rules.md).
 
 Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNormalization, attention) and Q/DQ pairs.
 
-The result isn't believed: it is validated and, where that is cheap, compared (`guard`), by the caller, too. Where it
-won't do, nothing is folded: check, calibrate and build go on with the same graph.
+The result isn't believed: it is validated (`guard`), and the caller compares it. Where it won't do, nothing is folded:
+check, calibrate and build go on with the same graph.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from trtopt.graph.inputs import record_batch_axes
 from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.op_types import SELECTING
 from trtopt.graph.passes.absorb import absorb
+from trtopt.graph.passes.opset import split_by_lengths
 from trtopt.graph.passes.substitutes import substitute
 from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
@@ -66,7 +67,6 @@ from trtopt.graph.view import (
     opset_of,
     read_ir,
     read_once,
-    sizes,
     to_proto,
 )
 
@@ -176,11 +176,10 @@ def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
     current = _undeclared(whole_copy(proto))  # onnx-ir renames tensors in the messages it was made from
     marks = ["" if heavy else fingerprint(_restored(whole_copy(current), proto))]
     for _ in range(ROUNDS):
-        with rewriting, quiet():
-            current = _evaluate(current, most)
-            if heavy:
-                gc.collect()  # the library's graphs are cycles with all weights in them
-        mark = fingerprint(_restored(current, proto))
+        current = _round(current, most, proto)
+        if heavy:
+            gc.collect()  # the library's graphs are cycles with all weights in them
+        mark = fingerprint(current)
         if mark == marks[-1]:
             return current
         if mark in marks:
@@ -190,6 +189,11 @@ def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
             return light
         phase.detail(f"round {len(marks)}")
     raise ModelError(f"folding doesn't settle: the graph still changes after {len(marks)} rounds")
+
+
+def _round(current: ModelProto, most: int, original: ModelProto) -> ModelProto:
+    with rewriting, quiet():
+        return _restored(_evaluate(current, most), original)
 
 
 def _undeclared(proto: ModelProto) -> ModelProto:
@@ -210,18 +214,17 @@ def _lightly(proto: ModelProto, most: int, apart: int, original: ModelProto) -> 
             large.append((tensor.name, *tensor.dims))
     now = _content(_restored(whole_copy(light), original))
     try:
-        with rewriting, quiet():
-            for _ in range(ROUNDS):
-                light = _evaluate(light, most)
-                before, now = now, _content(_restored(light, original))
-                constants = {tensor.name for tensor in light.graph.initializer}
-                computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
-                if any(node.input and constants.issuperset(node.input) for node in computed):
-                    return None
-                if now == before:
-                    break
-            else:
+        for _ in range(ROUNDS):
+            light = _round(light, most, original)
+            before, now = now, _content(light)
+            constants = {tensor.name for tensor in light.graph.initializer}
+            computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
+            if any(node.input and constants.issuperset(node.input) for node in computed):
                 return None
+            if now == before:
+                break
+        else:
+            return None
     except (ModelError, OSError):  # it looked into a weight
         return None
     left = [tensor for tensor in light.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
@@ -294,36 +297,28 @@ def _library(name: str) -> Iterator[None]:
 
 def _refuse(proto: ModelProto) -> None:
     """Raise ModelError for what the library doesn't come to an end with, or fails on."""
-    if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
-        raise ModelError("FlexAttention's bodies don't see the graph around them, where their constants would go")
     for node in all_nodes(proto.graph):
-        if node.op_type == "BatchNormalization" and message_attribute(node, "training_mode", 0):
-            raise ModelError(
-                f"{node.name or node.op_type} (BatchNormalization) has training_mode=1, so that it computes the statistics of "
-                "its batch, which TensorRT doesn't: export the model after .eval()"
-            )
-        if node.op_type == "CastLike" and not message_attribute(node, "saturate", 1):
-            raise ModelError(
-                f"{node.name} (CastLike) doesn't saturate, which folding makes a Cast that does: write the Cast"
-            )
-        if node.op_type.startswith("Optional") and node.domain in STANDARD:  # onnxscript fails on them
-            raise ModelError(
-                f"{node.name or node.op_type} ({node.op_type}) works on optional values, which TensorRT hasn't"
-            )
+        reason = ""
+        if node.op_type == "FlexAttention":
+            reason = "has bodies that don't see the graph around them, where their constants would go"
+        elif node.op_type == "BatchNormalization" and message_attribute(node, "training_mode", 0):
+            reason = "has training_mode=1, so that it computes the statistics of its batch, which TensorRT doesn't: export the "
+            reason += "model after .eval()"
+        elif node.op_type == "CastLike" and not message_attribute(node, "saturate", 1):
+            reason = "doesn't saturate, which folding makes a Cast that does: write the Cast"
+        elif node.op_type.startswith("Optional") and node.domain in STANDARD:
+            reason = "works on optional values, which TensorRT hasn't"
+        if reason:
+            raise ModelError(f"{node.name or node.op_type} ({node.op_type}) {reason}")
 
 
 def _split_as_written(model: ir.Model) -> None:
     """Parts of a list by lengths: onnxscript writes `num_outputs`, which is opset 18's, and lengths as 13's input."""
     opset, editor = opset_of(model), Editor(model)
     for node in [node for node in model.graph.all_nodes() if node.op_type == "Split" and not node.domain]:
-        lengths, shape = constant(operand(node, 1)), sizes(node.inputs[0])
-        size, count = shape[attribute(node, "axis", 0)] if shape else None, len(node.outputs)
-        if opset < 18 and node.attributes.pop("num_outputs", None) is not None and size is not None:
-            part = -(-size // count)
-            lengths = np.array([part] * (count - 1) + [size - part * (count - 1)], np.int64)
-            node.resize_inputs(2)
-            node.replace_input_with(1, editor.constant(f"{node.name or node.outputs[0].name}_split", lengths))
-        if opset < 13 and lengths is not None:
+        if opset < 18:
+            split_by_lengths(node, editor)
+        if opset < 13 and (lengths := constant(operand(node, 1))) is not None:
             node.resize_inputs(1)
             node.attributes["split"] = ir.AttrInt64s("split", lengths.tolist())
 

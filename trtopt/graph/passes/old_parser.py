@@ -19,16 +19,7 @@ from trtopt.graph.passes.opset import lower_opset
 from trtopt.graph.passes.quantize import along
 from trtopt.graph.passes.result import Line, PassResult, Refused, rewrite_nodes
 from trtopt.graph.proto import STANDARD
-from trtopt.graph.view import (
-    Editor,
-    attribute,
-    constant,
-    constant_tensor,
-    drop_unread,
-    operand,
-    sizes,
-    to_ir,
-)
+from trtopt.graph.view import Editor, attribute, constant, constant_tensor, drop_unread, operand, sizes, to_ir
 
 _INT32_MAX = 2**31 - 1
 _STORED = (ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)

@@ -30,18 +30,7 @@ from trtopt.graph.proto import (
     schema_of,
     skeleton,
 )
-from trtopt.graph.view import (
-    Editor,
-    Slots,
-    attribute,
-    constant,
-    operand,
-    opset_of,
-    sizes,
-    slots,
-    to_ir,
-    to_proto,
-)
+from trtopt.graph.view import Editor, Slots, attribute, constant, operand, opset_of, sizes, slots, to_ir, to_proto
 
 _CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
 _INSTEAD = "use the model at opset {}, with a generation that reads it"
@@ -124,9 +113,7 @@ def _lower(present: int, target: int, node: ir.Node, editor: Editor) -> bool:
     if node.domain not in STANDARD:
         return False
     now, old = schema_of(node.op_type, present), schema_of(node.op_type, target)
-    if now is None:
-        raise Refused("isn't a standard operator")
-    if now.since_version > target:
+    if now is not None and now.since_version > target:
         if old is None:
             raise Refused(f"came with opset {now.since_version}")
         name, newer, since = _NEWER.get(node.op_type, ("", (), 0))
@@ -188,19 +175,25 @@ def _reduce(node: ir.Node, editor: Editor) -> None:
         node.attributes["axes"] = ir.AttrInt64s("axes", axes)
 
 
-def _split(node: ir.Node, editor: Editor) -> None:
-    """It has num_outputs, which also allows a smaller last part."""
+def split_by_lengths(node: ir.Node, editor: Editor) -> bool:
+    """Give a Split lengths in place of `num_outputs`, which allows a smaller last part; False: its size is open."""
     parts = _take(node, "num_outputs", 0)
     if not parts or operand(node, 1) is not None:
-        return
+        return True
     shape = sizes(node.inputs[0])
     size = shape[attribute(node, "axis", 0)] if shape else None
     if size is None:
-        raise Refused(f"splits a dynamic dimension into {parts}")
+        return False
     part = -(-size // parts)
     lengths = [part] * (parts - 1) + [size - part * (parts - 1)]
     node.resize_inputs(2)
-    node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_split", lengths, np.int64))
+    node.replace_input_with(1, editor.constant(f"{node.name or node.outputs[0].name}_split", lengths, np.int64))
+    return True
+
+
+def _split(node: ir.Node, editor: Editor) -> None:
+    if not split_by_lengths(node, editor):
+        raise Refused(f"splits a dynamic dimension into {len(node.outputs)}")
 
 
 def _grid_sample(node: ir.Node, editor: Editor) -> None:

@@ -22,7 +22,17 @@ from trtopt.core.errors import CalibrationError
 from trtopt.graph.passes.placement import Points
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import whole_copy
-from trtopt.graph.view import Editor, attribute, constant, drop_unread, operand, read_once, to_ir, to_proto
+from trtopt.graph.view import (
+    Editor,
+    attribute,
+    channel_axes,
+    constant,
+    drop_unread,
+    operand,
+    read_once,
+    to_ir,
+    to_proto,
+)
 
 Floats = NDArray[np.float32]
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu")
@@ -137,10 +147,6 @@ def factors_for(largest: Floats, readers: Readers, strength: float) -> Floats:
     return np.asarray(factor / np.exp(np.log(factor).mean()), np.float32)
 
 
-def _transposed(node: ir.Node) -> bool:
-    return node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
-
-
 def _matrix(node: ir.Node) -> Floats | None:
     """Return the matrix that a node multiplies its first input with, a row for each channel of it; None: nothing such."""
     if node.op_type not in ("MatMul", "Gemm", "Conv") or node.domain or attribute(node, "transA", 0):
@@ -154,13 +160,13 @@ def _matrix(node: ir.Node) -> Floats | None:
         return np.moveaxis(grouped, 2, 1).reshape(groups * content.shape[1], -1)
     if content.ndim != 2:
         return None
-    return content.T if _transposed(node) else content
+    return np.moveaxis(content, channel_axes(node)[0], 0)
 
 
 def _spread(node: ir.Node, factor: Floats) -> Floats:
     """A factor for each input channel, in a shape that multiplies with the node's weights."""
     if node.op_type != "Conv":
-        return factor if _transposed(node) else factor[:, None]
+        return factor if channel_axes(node)[0] else factor[:, None]
     shape, groups = constant(node.inputs[1]).shape, attribute(node, "group", 1)  # type: ignore[union-attr]
     each = np.repeat(factor.reshape(groups, -1), shape[0] // groups, axis=0)
     return each.reshape(*each.shape, *[1] * (len(shape) - 2))

@@ -3,15 +3,11 @@
 **Integers compared by ≤ or ≥** are not greater, or not less: TensorRT-RTX 1.7.1's builder ends the process (a segmentation
 fault) at a decoder's step that puts keys and values where `places == position` and attends where `places <= position`.
 
-**A Loop without a condition** gets one that is true: TensorRT-RTX 1.7.1's parser doesn't know it otherwise.
-
 **A sum by scatter** (the messages of a graph network) is a product with a matrix that says which entry goes where. It takes
 room for all pairs of entries and places, so that it is written only where a TensorRT refuses the scatter itself.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -20,18 +16,16 @@ from trtopt.graph.passes.result import Line, PassResult
 from trtopt.graph.view import Editor, attribute, opset_of, sizes
 
 _FLOAT = ir.DataType.FLOAT
+_INVERSE = {"LessOrEqual": "Greater", "GreaterOrEqual": "Less"}
 
 
 def substitute(model: ir.Model) -> None:
-    """Write what can be written otherwise, in every graph whose shapes are inferred; what can't stays."""
-    nodes = [node for node in model.graph.all_nodes() if node.op_type in _RULES and not node.domain]
-    if not nodes:
-        return
+    """Compare integers without "or equal", in every graph whose shapes are inferred; of floats NaN is neither: they stay."""
     editor = Editor(model)
-    for node in nodes:
-        line = Line(editor, node)
-        if (result := _RULES[node.op_type](line, node)) is not None:
-            (old,) = node.outputs
+    for node in [node for node in model.graph.all_nodes() if node.op_type in _INVERSE and not node.domain]:
+        if all(value is not None and value.dtype is not None and value.dtype.is_integer() for value in node.inputs):
+            line, (old,) = Line(editor, node), node.outputs
+            result = line("Not", line(_INVERSE[node.op_type], *node.inputs))
             result.type, result.shape = old.type or result.type, old.shape or result.shape
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, [old], [result])
 
@@ -48,19 +42,6 @@ def sum_by_products(model: ir.Model) -> PassResult:
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [result])
             changes[str(node.name)] = str(line.nodes[-1].name)
     return PassResult(model, changes)
-
-
-def _or_equal(line: Line, node: ir.Node) -> ir.Value | None:
-    """Compare integers without "or equal"; of floats NaN is neither: they stay."""
-    if not all(value is not None and value.dtype is not None and value.dtype.is_integer() for value in node.inputs):
-        return None
-    return line("Not", line("Greater" if node.op_type == "LessOrEqual" else "Less", *node.inputs))
-
-
-def _loop(line: Line, node: ir.Node) -> ir.Value | None:
-    if len(node.inputs) > 1 and node.inputs[1] is None:
-        node.replace_input_with(1, line.number(True, np.bool_))
-    return None
 
 
 def _scattered_rows(line: Line, node: ir.Node) -> ir.Value | None:
@@ -114,10 +95,3 @@ def _summed(line: Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir
     flat = line("Concat", line("Shape", rows), line.number([-1], np.int64), axis=0)
     total = line("MatMul", line("Cast", goes, to=int(updates.dtype or _FLOAT)), line("Reshape", updates, flat))
     return line("Reshape", total, shape)
-
-
-_RULES: dict[str, Callable[[Line, ir.Node], ir.Value | None]] = {
-    "LessOrEqual": _or_equal,
-    "GreaterOrEqual": _or_equal,
-    "Loop": _loop,
-}

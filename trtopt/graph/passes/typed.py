@@ -11,31 +11,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from trtopt.core.values import Kept, Override, Precision, overriding
 from trtopt.graph.op_types import CONTROL_FLOW, MULTIPLYING, QDQ, RECURRENT, RESHAPING
+from trtopt.graph.passes.casts import IR_TYPES, PINNED_SLOTS, Typing, is_fp32, scale_and_shift
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import STANDARD
-from trtopt.graph.view import (
-    Editor,
-    attribute,
-    constant,
-    constant_tensor,
-    drop_unread,
-    is_constant,
-    is_float,
-    operand,
-    opset_of,
-    read_once,
-    slots,
-    subgraphs,
-)
+from trtopt.graph.view import constant, is_constant, is_float, operand, opset_of, read_once, slots
 
 FP16_MAX = 65504.0
 MARGIN = 2.0  # how much larger values may be on samples that weren't measured
@@ -62,22 +47,10 @@ _WITHOUT = {
     },
     Precision.FP16: {"Celu", "TensorScatter"},
 }  # fmt: skip
-_PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _GUARDED = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}  # what zero makes infinite, and in which slot
-_PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says
-    "Resize": (1, 2),
-    "Upsample": (1,),
-    "NonMaxSuppression": (0, 1, 2, 3, 4),
-    "Multinomial": (0,),
-}
 _LEAST = 2.0**-25  # half of the smallest number that FP16 holds
 _CAST_OPSET = 17  # for models that import none: what every generation reads
-_IR_TYPES = {
-    Precision.FP32: ir.DataType.FLOAT,
-    Precision.FP16: ir.DataType.FLOAT16,
-    Precision.BF16: ir.DataType.BFLOAT16,
-}
 
 
 def typed_opset(base: Precision, quantized: bool) -> int:
@@ -120,7 +93,7 @@ def typed_already(model: ir.Model) -> Precision | None:
     """FP16 or BF16 where most convolutions and matrix products compute in it: the model's author has chosen its types."""
     counts = Counter(node.outputs[0].dtype for node in model.graph if node.op_type in MULTIPLYING)
     halves = (Precision.FP16, Precision.BF16)
-    return next((base for base in halves if 2 * counts[_IR_TYPES[base]] >= sum(counts.values()) > 0), None)
+    return next((base for base in halves if 2 * counts[IR_TYPES[base]] >= sum(counts.values()) > 0), None)
 
 
 def keep_fp32(
@@ -166,7 +139,7 @@ def to_typed(
     if not opset_of(model):
         model.opset_imports[""] = _CAST_OPSET
     kept = _kept(model, base, overrides, measured or {}, typed=True)
-    typing = _Typing(model, base, io_fp32, kept)
+    typing = Typing(model, base, io_fp32, kept)
     typing.apply()
     return PassResult(model, {name: name for name in sorted(typing.reduced)}, tuple(kept.values()))
 
@@ -192,7 +165,7 @@ def _kept(
         if node.op_type in CONTROL_FLOW:
             keep(node, "control flow: its body stays as it is")
             continue
-        if not any(map(_is_fp32, node.outputs)):
+        if not any(map(is_fp32, node.outputs)):
             continue
         if own is not None and node.op_type not in QDQ:
             keep(node, f"FP32 in the model, which is {str(own).upper()} already: its types are its author's")
@@ -200,9 +173,7 @@ def _kept(
             keep(node, reason)
         elif node in from_shape:
             keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
-        elif node.op_type in _WITHOUT.get(base, ()) or (
-            base is Precision.FP16 and node.op_type == "LSTM" and operand(node, _PEEPHOLES) is not None
-        ):
+        elif node.op_type in _WITHOUT.get(base, ()):
             keep(node, f"TensorRT has no {str(base).upper()} {node.op_type}")
         elif precision is not None:
             continue
@@ -210,7 +181,7 @@ def _kept(
             keep(node, reason)
         elif base is not Precision.FP16:
             continue
-        elif node.op_type == "BatchNormalization" and _scale_and_shift(node) is not None:
+        elif node.op_type == "BatchNormalization" and scale_and_shift(node) is not None:
             continue  # one multiplication and addition per channel, whose factors fit
         elif node.op_type in _OVERFLOWS and not _clipped(node):
             keep(node, _OVERFLOWS[node.op_type])
@@ -248,10 +219,6 @@ def _feeding(node: ir.Node) -> Iterator[ir.Node]:
             value = mover.inputs[0]
 
 
-def _is_fp32(value: ir.Value | None) -> bool:
-    return is_float(value) and value is not None and value.dtype is ir.DataType.FLOAT
-
-
 def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
     """Return why the node's FP32 results can't be of type `base`, or an empty string."""
     types = slots(node, opsets.get(node.domain, 1))
@@ -266,30 +233,11 @@ def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
         return ""  # ONNX has Einsum in FP16 only; TensorRT runs it in BF16 as well
     operand_types = {kind for value, kind in zip(node.inputs, types.inputs) if value is not None}
     for value, kind in zip(node.outputs, types.outputs):
-        if _is_fp32(value) and not types.takes(kind, _IR_TYPES[base]):
+        if is_fp32(value) and not types.takes(kind, IR_TYPES[base]):
             return f"ONNX gives {node.op_type} no {str(base).upper()} type here"
-        if _is_fp32(value) and kind not in operand_types and node.op_type != "DequantizeLinear":
+        if is_fp32(value) and kind not in operand_types and node.op_type != "DequantizeLinear":
             return f"the type of what {node.op_type} gives doesn't follow its inputs"
     return ""
-
-
-def _scale_and_shift(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Factor and summand per channel that a BatchNormalization comes to, each of shape (C,).
-
-    None: they aren't constant, or FP16 can't hold them.
-    """
-    if len(node.outputs) > 1 or attribute(node, "training_mode", 0):
-        return None
-    constants = [constant(value) for value in node.inputs[1:5]]
-    if len(constants) < 4 or any(content is None for content in constants):
-        return None
-    gain, bias, mean, variance = (np.asarray(content, np.float64) for content in constants)
-    with np.errstate(all="ignore"):
-        factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-        summand = bias - mean * factor
-    if not (np.abs(factor) <= FP16_MAX).all() or not (np.abs(summand) <= FP16_MAX).all():
-        return None
-    return factor.astype(np.float32), summand.astype(np.float32)
 
 
 def _extend_over_variance(
@@ -346,7 +294,7 @@ def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
 def _largest_constant(node: ir.Node) -> float:
     largest = 0.0
     for slot, value in enumerate(node.inputs):
-        if slot in _PINNED_SLOTS.get(node.op_type, ()) or not is_float(value):
+        if slot in PINNED_SLOTS.get(node.op_type, ()) or not is_float(value):
             continue
         content = constant(value)
         if content is None or not content.size:
@@ -356,160 +304,3 @@ def _largest_constant(node: ir.Node) -> float:
             counted = np.isfinite(numbers) & (numbers > MASK) & (numbers < SENTINEL)
             largest = max(largest, float(np.abs(numbers[counted]).max(initial=0.0)))
     return largest
-
-
-class _Typing(Editor):
-    """Assigns a type to every value, then writes casts and converted constants.
-
-    Attributes:
-        narrow: values that were FP32 and are of the reduced type now.
-        reduced: names of the nodes that compute in it.
-    """
-
-    def __init__(self, model: ir.Model, base: Precision, io_fp32: bool, kept: Mapping[str, Kept]) -> None:
-        super().__init__(model)
-        self.opsets, self.io_fp32, self.kept = model.opset_imports, io_fp32, kept
-        self.base = _IR_TYPES[base]
-        self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        self.narrow: set[ir.Value] = set()
-        self.reduced: set[str] = set()
-
-    def apply(self) -> None:
-        outputs = list(self.graph.outputs)
-        narrowed = {value for value in (*self.graph.inputs, *outputs) if _is_fp32(value)}
-        if not self.io_fp32:
-            for value in self.graph.inputs:
-                if _is_fp32(value):
-                    self._narrow(value)
-        for node in list(self.graph):
-            self._node(node)
-        for index, value in enumerate(outputs):
-            if self.io_fp32 and value in narrowed and value in self.narrow:
-                self._keep_output(index, value)
-        drop_unread(self.graph)
-
-    def _narrow(self, value: ir.Value) -> None:
-        value.dtype = self.base
-        self.narrow.add(value)
-
-    def _flexible(self, value: ir.Value | None) -> bool:
-        """Return whether the value's type is ours to choose: it was FP32 in the model."""
-        return _is_fp32(value) or value in self.narrow
-
-    def _type_of(self, node: ir.Node) -> ir.DataType:
-        if str(node.name) in self.kept or node.op_type in CONTROL_FLOW:
-            return ir.DataType.FLOAT
-        values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
-        if not all(isinstance(value.type, ir.TensorType) for value in values):
-            return ir.DataType.FLOAT  # sequences hold what they held
-        if node.op_type == "QuantizeLinear" or any(map(_is_fp32, node.outputs)):
-            return self.base
-        # What makes integers or truths of FP32 values (sizes, counts, comparisons) must see them unrounded.
-        varying = [value for value in node.inputs if self._flexible(value) and not is_constant(value)]
-        return ir.DataType.FLOAT if not varying or any(map(_is_fp32, varying)) else self.base
-
-    def _node(self, node: ir.Node) -> None:
-        dtype = self._type_of(node)
-        types = slots(node, self.opsets.get(node.domain, 1))
-        if node.op_type in CONTROL_FLOW:
-            self._body(node)
-        if node.op_type == "BatchNormalization" and dtype is not ir.DataType.FLOAT:
-            self._plain_norm(node)
-        followed = set[str]()  # types of the schema that are the reduced one in this node
-        for slot, value in enumerate(node.inputs):
-            if value is None or not self._flexible(value):
-                continue
-            kind = types.inputs[slot] if types and slot < len(types.inputs) else ""
-            pinned = slot in _PINNED_SLOTS.get(node.op_type, ()) or not (types and types.takes(kind, self.base))
-            needed = ir.DataType.FLOAT if pinned else dtype
-            if needed is self.base:
-                followed.add(kind)
-            if value.dtype is not needed or value.is_initializer():
-                node.replace_input_with(slot, self._as(value, needed))
-        if followed:
-            self.reduced.add(str(node.name))
-        if dtype is ir.DataType.FLOAT:
-            return
-        if node.op_type == "Cast" and _is_fp32(node.outputs[0]):
-            node.attributes["to"] = ir.AttrInt64("to", int(dtype))
-            self._narrow(node.outputs[0])
-        elif node.op_type in ("Constant", "ConstantOfShape") and _is_fp32(node.outputs[0]):
-            self._constant_node(node, dtype)
-            self._narrow(node.outputs[0])
-        elif types is not None:
-            if node.op_type == "DequantizeLinear":  # what it gives is of its scale's type, unless it says another
-                followed |= {types.outputs[0]} if followed and not attribute(node, "output_dtype", 0) else set()
-            for output, kind in zip(node.outputs, types.outputs):
-                if _is_fp32(output) and kind in followed:
-                    self._narrow(output)
-
-    def _plain_norm(self, node: ir.Node) -> None:
-        """A BatchNormalization that multiplies and adds, with factors that the reduced type holds: what remains of it."""
-        parts = _scale_and_shift(node)
-        if parts is None:
-            return
-        factor, summand = parts
-        for slot, content in enumerate((factor, summand, np.zeros_like(factor), np.ones_like(factor)), 1):
-            what = ("scale", "shift", "mean", "variance")[slot - 1]
-            node.replace_input_with(slot, self.constant(f"{node.name}_{what}", content))
-        node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
-
-    def _body(self, node: ir.Node) -> None:
-        """Bodies keep reading FP32: outer values that changed type are cast back for them."""
-        for inner in (inner for graph in subgraphs(node) for inner in graph.all_nodes()):
-            for slot, value in enumerate(inner.inputs):
-                if value in self.narrow:
-                    inner.replace_input_with(slot, self._as(value, ir.DataType.FLOAT))
-
-    def _constant_node(self, node: ir.Node, dtype: ir.DataType) -> None:
-        held = attribute(node, "value")
-        content = constant(node.outputs[0]) if held is None else held.numpy()
-        content = np.asarray([0] if content is None else content, np.float32)  # 0: a ConstantOfShape's own
-        for name in [name for name in node.attributes if name.startswith("value")]:
-            node.attributes.pop(name)
-        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_narrowed(content, dtype), dtype=dtype))
-
-    def _as(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """`value` in another type: a converted constant, or a cast; shared by its readers."""
-        if value.is_initializer() and value.dtype is dtype:
-            return value
-        key = (value, dtype)
-        if key not in self.casts:
-            name = f"{value.name}_{dtype.name.lower()}"
-            if value.is_initializer():
-                tensor = constant_tensor(value)
-                assert tensor is not None
-                self.casts[key] = self.initializer(name, _converted(tensor, dtype))
-            else:
-                cast = self.node("Cast", [value], name, dtype, value.shape, to=int(dtype))
-                self.put_behind(value, [cast])
-                self.casts[key] = cast.outputs[0]
-        return self.casts[key]
-
-    def _keep_output(self, index: int, value: ir.Value) -> None:
-        """Cast back behind the producer, under the output's own name."""
-        name = str(value.name)
-        value.name = self.fresh(f"{name}_{self.base.name.lower()}")
-        output = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=value.shape)
-        cast = self.node("Cast", [value], output, name=f"{name}/Cast", to=int(ir.DataType.FLOAT))
-        self.put_behind(value, [cast])
-        self.graph.outputs[index] = output
-
-
-def _converted(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.LazyTensor:
-    """A constant in another type, converted when it is written: of large models not all fit into memory in both."""
-    return ir.LazyTensor(
-        lambda: ir.tensor(_narrowed(tensor.numpy().astype(np.float32), dtype), dtype=dtype),
-        dtype,
-        ir.Shape(tensor.shape),
-    )
-
-
-def _narrowed(content: NDArray[np.float32], target: ir.DataType) -> NDArray[np.generic]:
-    """Only sentinels reach past the type's largest number here; infinite, they would make NaN of 0 (FP32's own does)."""
-    if target is ir.DataType.FLOAT:
-        return content
-    dtype: Any = np.float16 if target is ir.DataType.FLOAT16 else ml_dtypes.bfloat16
-    largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
-    limited = np.where(np.isfinite(content), np.clip(content, -largest, largest), content)
-    return np.asarray(limited, dtype)
