@@ -118,7 +118,7 @@ def _misuse(node: NodeProto, constants: Mapping[str, TensorProto], kinds: Mappin
             where = f" in channel {bad[0]}{' and others' * (len(bad) > 1)}" if scale.size > 1 else ""
             text = f"its scale {node.input[1]!r}, of {node.input[0]!r}, is {scale.reshape(-1)[bad[0]]:g}{where}"
             return (
-                f"{text}; TensorRT takes positive, finite ones only (of weights that are all 0 any will do, such as 1)"
+                f"{text}; TensorRT takes positive, finite ones only"
             )
     elif node.op_type == "TopK":
         k = constants.get(node.input[1]) if len(node.input) > 1 else None

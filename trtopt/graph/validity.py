@@ -9,18 +9,23 @@ from __future__ import annotations
 import graphlib
 import math
 import re
+from collections.abc import Sequence
 
+import numpy as np
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.proto import (
     LARGE,
     STANDARD,
+    Links,
     all_graphs,
     all_tensors,
+    attribute,
     dtype_name,
     forget_inner_shapes,
     forget_output_shapes,
@@ -32,6 +37,7 @@ from trtopt.graph.proto import (
     skeleton,
     subgraphs,
     tensor_size,
+    to_array,
 )
 
 OLDEST = 7  # the opset since which operands broadcast as NumPy's do; TensorRT and ONNX Runtime read no older one
@@ -40,6 +46,8 @@ _TEXTS = [
     TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "doc_string", "external_data", "metadata_props")
 ]
 _TEXTUAL = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE)
+_BY_PLACES = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
+_INTEGERS = [getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)]
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
 # body of MeanVarianceNormalization.
 _INFERRED_WRONGLY = ("STFT", "MeanVarianceNormalization")
@@ -63,8 +71,9 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         for tensor in all_tensors(body):
             _check_tensor(tensor, what)
     _check_graph(proto.graph, frozenset(), what)
+    light = skeleton(proto, LARGE)
     try:
-        return _check_onnx(skeleton(proto, LARGE), what)
+        inferred = _check_onnx(light, what)
     except InvalidModel as error:  # sizes that were edited leave what the file says of results behind: the nodes decide
         light = skeleton(proto, LARGE)
         _forget_what_bodies_give(light)
@@ -73,7 +82,8 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         except InvalidModel:
             raise error from None
         _forget_what_bodies_give(proto)
-        return inferred
+    _check_constants(inferred, proto, what)
+    return inferred
 
 
 def _forget_what_bodies_give(proto: ModelProto) -> None:
@@ -83,6 +93,40 @@ def _forget_what_bodies_give(proto: ModelProto) -> None:
         for value in body.output:
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
+
+
+def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None:
+    """Constants are such as a node can compute with: ONNX's inference doesn't look, and TensorRT gives something."""
+    links = Links(proto.graph)
+    values = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+    shapes |= {name: list(tensor.dims) for name, tensor in links.constants.items()}
+    for node in proto.graph.node:
+        held, problem = links.constants.get(node.input[1]) if len(node.input) > 1 else None, ""
+        if held is None or node.domain not in STANDARD:
+            continue
+        if node.op_type in ("Div", "Mod") and held.data_type in _INTEGERS and not to_array(held).all():
+            problem = f"divides integers by {node.input[1]}, in which there is a 0"
+        elif node.op_type in _BY_PLACES and (form := shapes.get(node.input[0])) and math.prod(held.dims):
+            problem = _outside(node, form, to_array(held))
+        if problem:
+            raise InvalidModel(f"{what}: {node_label(node)} {problem}: export it again")
+
+
+def _outside(node: NodeProto, form: Sequence[int], indices: NDArray[np.integer]) -> str:
+    """Say which constant place a node takes, or writes to, that isn't there; empty: none, or a size is open."""
+    axis = attribute(node, "axis", 0)
+    if node.op_type.endswith("ND"):
+        sizes, indices = form[attribute(node, "batch_dims", 0) :], indices.reshape(-1, indices.shape[-1])
+    else:
+        sizes, indices = form[axis:][:1] if axis >= -len(form) else (), indices.reshape(-1, 1)
+    for size, column in zip(sizes, indices.T):
+        if size and not -size <= column.min() <= column.max() < size:
+            far = column.min() if column.min() < -size else column.max()
+            whole = node.op_type == "Gather"  # which takes whole entries along its axis
+            place = f"({node.input[0]}, axis {axis})" if whole else f"in {node.input[0]}"
+            return f"takes {'entry' if whole else 'place'} {far} of {size} {place}"
+    return ""
 
 
 def _check_opset(proto: ModelProto, what: str) -> None:
