@@ -18,12 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import Damaged, read_json, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import CALLS, check_writable, opened_regular
-from trtopt.core.options import ENGINE, options
 from trtopt.core.words import named
 
+FILE, ENGINE, FOLDER = ("",), ("", ".json", ".results.json"), (os.sep,)  # endings of what is written by a name
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
 ARRAYS = frozenset([".npy", ".npz"])
 _FOLDERS = {"images": EXTENSIONS, "data": ARRAYS, "input": ARRAYS}  # option or key → endings of what is read there
@@ -37,18 +36,6 @@ class Call:
 
     def __init__(self, reads: Mapping[str, Any], targets: Sequence[tuple[str, str, str]]) -> None:
         self.reads, self.targets = reads, targets
-
-    @classmethod
-    def of(cls, request: Any) -> Call:
-        """The call that a request asks for."""
-        reads, targets = dict[str, Any](), list[tuple[str, str, str]]()
-        for name, (_, said) in options(type(request)).items():
-            value = getattr(request, name)
-            if not said.writes:
-                reads[name] = value
-            elif isinstance(value, (str, os.PathLike)) and (given := os.fspath(value)) != "none":
-                targets += [(name, given, ending) for ending in said.writes]
-        return cls(reads, targets)
 
     def check(self) -> None:
         """Raise UsageError where a target is an input, or is written twice."""
@@ -94,9 +81,6 @@ class Call:
         for option, folder, endings in folders:
             if real.is_relative_to(folder) and real.suffix.lower() in endings:
                 return option, target
-            twins = (item for item in folder.rglob("*") if info.st_nlink > 1 and item.suffix.lower() in endings)
-            if twin := next((item for item in twins if item.is_file() and item.samefile(target)), None):
-                return option, twin
         return None
 
     @functools.cached_property  # looked for only where a target is there already
@@ -135,6 +119,12 @@ def keeping(call: Call) -> Iterator[None]:
 def named_in(path: Path) -> Mapping[str, Any]:
     """Return the files that a file names, by keys: a recipe's content, an engine's manifest and what that was made from,
     external weights. A job list's jobs say it themselves."""
+    from trtopt.core.documents import (  # with msgspec, which only a file that is there needs
+        Damaged,
+        read_json,
+        read_toml,
+    )
+
     found: dict[str, Any] = {"beside": [path.name + ending for ending in ENGINE[1:]]}
     with contextlib.suppress(Damaged, OSError, AttributeError, KeyError, TypeError):
         if path.suffix == ".toml":

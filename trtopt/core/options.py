@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from trtopt.core.errors import UsageError
+from trtopt.core.kept import ENGINE as ENGINE, FILE as FILE, FOLDER as FOLDER, Call, keeping
 from trtopt.core.removed import went
 from trtopt.core.words import NAMED, keyed as keyed, named as named, spoken as spoken
 
@@ -38,7 +39,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 ABOUT = "trtopt"  # the key of a field's metadata
-FILE, ENGINE, FOLDER = ("",), ("", ".json", ".results.json"), (os.sep,)  # what is written by a name: `About.writes`
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,18 @@ def without(request: R, *names: str) -> R:
     return replace(request, **found)  # type: ignore[type-var]
 
 
+def call_of(request: Any) -> Call:
+    """Return what a request reads and writes."""
+    reads, targets = dict[str, Any](), list[tuple[str, str, str]]()
+    for name, (_, said) in options(type(request)).items():
+        value = getattr(request, name)
+        if not said.writes:
+            reads[name] = value
+        elif isinstance(value, (str, os.PathLike)) and (given := os.fspath(value)) != "none":
+            targets += [(name, given, ending) for ending in said.writes]
+    return Call(reads, targets)
+
+
 def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callable[[R], T]], Callable[P, T]]:
     """Turn a function of a request into one of the request's fields, as positional arguments and keywords.
 
@@ -131,12 +143,10 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
                 near = difflib.get_close_matches(wrong, known.parameters, 1) if wrong else []
                 hint = f"; {went(wrong)}" if went(wrong) else f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{work.__name__}(): {error}{hint}") from None
-            from trtopt.core.kept import Call, keeping
-
             made_request = fitting(request(*arguments, **keywords))
             for problem in idle(made_request).values():
                 raise UsageError(problem)
-            with keeping(Call.of(made_request)) if writes else contextlib.nullcontext():
+            with keeping(call_of(made_request)) if writes else contextlib.nullcontext():
                 return work(made_request)
 
         result = work.__annotations__.get("return", Signature.empty)
