@@ -66,22 +66,18 @@ class Call:
         if not option and target.name.endswith(ENGINE[-1]):
             return
         with contextlib.suppress(OSError, ValueError):  # nothing is there
-            if (found := self._input(target, target.stat())) is not None:
-                within = (item for item in self.targets if Path(item[1]) in target.parents)
-                option, given, _ = (
-                    (option, given, "") if option else next(within, (*self.targets, ("output", "out", ""))[0])
-                )
+            info, real = target.stat(), Path(os.path.realpath(target))
+            files, folders = self._inputs
+            samples = (
+                (name, target)
+                for name, folder, endings in folders
+                if real.is_relative_to(folder) and real.suffix.lower() in endings
+            )
+            if (found := files.get((info.st_dev, info.st_ino)) or next(samples, None)) is not None:
+                if not option:
+                    within = (item for item in self.targets if Path(item[1]) in target.parents)
+                    option, given, _ = next(within, (*self.targets, ("output", "out", ""))[0])
                 raise _lost(option, given, found[1], f"{named(found[0])} reads")
-
-    def _input(self, target: Path, info: os.stat_result) -> tuple[str, Path] | None:
-        files, folders = self._inputs
-        if found := files.get((info.st_dev, info.st_ino)):
-            return found
-        real = Path(os.path.realpath(target))
-        for option, folder, endings in folders:
-            if real.is_relative_to(folder) and real.suffix.lower() in endings:
-                return option, target
-        return None
 
     @functools.cached_property  # looked for only where a target is there already
     def _inputs(self) -> tuple[dict[tuple[int, int], tuple[str, Path]], list[tuple[str, Path, frozenset[str]]]]:
