@@ -54,8 +54,6 @@ class About:
         needed: the command can't do without it, though the function can.
         positional: it is an argument of the command though it has a default.
         least: the smallest number that it may be, or hold; None: any.
-        takes: names of the types that the function takes besides a path (function: whatever can be called); others are
-            refused. None: they aren't, unless it is a path without a default, which takes nothing else.
         group: the heading that its command's help has above it and all that follow, until the next one.
         beside: the options without any of which it has no effect, as messages name them; of a list, with what it has to hold.
         writes: it names what is written; its name's endings then: `FILE`, `FOLDER`, or `ENGINE` with what lies beside.
@@ -69,7 +67,6 @@ class About:
     needed: bool = False
     positional: bool = False
     least: int | None = None
-    takes: tuple[str, ...] | None = None
     beside: str = ""
     writes: tuple[str, ...] = ()
     group: str = ""
@@ -183,7 +180,6 @@ def fitting(request: R) -> R:
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
         value = getattr(request, name)
-        takes = () if said.takes is None and item.default is MISSING and said.typed is Path else said.takes
         path = Path in (said.typed, *get_args(said.typed)) or "PathLike" in str(item.type)
         for text in value if isinstance(value, (list, tuple)) else (value,):
             if path and isinstance(text, (str, os.PathLike)) and not os.fspath(text):
@@ -192,12 +188,9 @@ def fitting(request: R) -> R:
             changes[name] = value = (value,)
         elif isinstance(value, Iterator) and "Sequence" in str(item.type):
             changes[name] = value = tuple(value)
-        if value is item.default or (takes is not None and isinstance(value, (str, os.PathLike))):
+        if value is item.default:
             continue
-        if takes is not None:
-            _refuse_unless(takes, name, value)
-        else:
-            _refuse_other(name, value, str(item.type))
+        _refuse_other(name, value, str(item.type))
         for number in () if said.least is None else value if isinstance(value, Sequence) else (value,):
             if number is not None and number < said.least:
                 raise UsageError(f"{named(name)} is {number}; at least {said.least} is needed")
@@ -234,24 +227,16 @@ def _refuse_other(name: str, value: Any, written: str) -> None:
     """Raise UsageError for a value of another type than the annotation's, where that is one that can be told."""
     if (kind := _kind(written)) is not None and not kind.fits(value):
         shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
-        raise UsageError(f"{named(name)} is {shown}; {kind} is needed")
+        hint = next((f": {_INSTEAD[base.__name__]}" for base in type(value).__mro__ if base.__name__ in _INSTEAD), "")
+        raise UsageError(f"{named(name)} is {shown}; {kind} is needed{hint}")
 
 
-def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
-    """Raise UsageError unless the value's type, or one that it inherits from, has one of these names."""
-    known, names = {kind.__name__ for kind in type(value).__mro__}, [kind.rpartition(".")[2] for kind in takes]
-    functional = "function" in takes and callable(value) and "Module" not in known  # a module takes tensors, no arrays
-    if not known.isdisjoint(names) or functional:
-        return
-    held = getattr(value, "__dict__", {}).items()
-    inside = [key for key, item in held if type(item).__name__ in names or isinstance(item, os.PathLike)]
-    hint = f": its .{inside[0]} is one" if inside else ""
-    if "ExportedProgram" in known and "Module" in names:
-        hint = ": its .module() is one, with the sizes that it was exported with"
-    if "Module" in known:
-        hint = ": trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it"
-    given = None if value is None else type(value).__name__
-    raise UsageError(f"{named(name)} is {given}; {' or '.join(['a path', *takes])} is needed{hint}")
+# Class of a value → what is right in its place.
+_INSTEAD = {
+    "Module": "trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it",
+    "ExportedProgram": "its .module() is one, with the sizes that it was exported with",
+    "CalibrateResult": "its .table is one",
+}
 
 
 # Types of fields, as they are written ---------------------------------------------------------------------------------------
@@ -278,8 +263,12 @@ def _whole(value: Any) -> bool:
         return False
 
 
-def _class(name: str) -> _Kind:
-    return _Kind(lambda value: any(kind.__name__ == name for kind in type(value).__mro__), (f"a trtopt.{name}",))
+def _class(words: str) -> _Kind:
+    return _Kind(lambda value: _is_one(value, words.rpartition(".")[2]), (words,))
+
+
+def _is_one(value: Any, name: str) -> bool:
+    return any(kind.__name__ == name for kind in type(value).__mro__)
 
 
 # Scalars of other libraries (NumPy's) count as those of Python: by what they can do, since this module imports none; classes
@@ -291,8 +280,14 @@ _PLAIN = {
     "str": _Kind(lambda value: isinstance(value, str), ("a text",)),
     "os.PathLike[str]": _Kind(lambda value: isinstance(value, (str, os.PathLike)), ("a path",)),
     "GivenProfile": _Kind(lambda value: isinstance(value, Mapping), ("a mapping of inputs to their shapes",)),
-    "Reporter": _class("Reporter"),
-    "Session": _class("Session"),
+    "Reporter": _class("a trtopt.Reporter"),
+    "Session": _class("a trtopt.Session"),
+    "Table": _class("Table"),
+    "ModelProto": _class("ModelProto"),
+    "Module": _class("torch.nn.Module"),
+    "Runner": _Kind(
+        lambda value: callable(value) and not _is_one(value, "Module"), ("function",)
+    ),  # from and to arrays
     "Any": _Kind(lambda value: True, ("anything",)),
     "None": _Kind(lambda value: value is None),
 }
@@ -313,7 +308,7 @@ def _read(kind: ast.expr) -> _Kind | None:
         name, inner = ast.unparse(kind.value), kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
     parts = [part for item in inner if (part := _read(item)) is not None]
     if not inner or len(parts) < len(inner):
-        return None if inner else _PLAIN.get(name)
+        return None if inner else _PLAIN.get(name if "[" in name else name.rpartition(".")[2])
     one, other = parts[0], parts[-1]
     if isinstance(kind, ast.BinOp):
         return _Kind(
