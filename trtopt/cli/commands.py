@@ -135,14 +135,7 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
         for item in result.sources[: values["top"] or None]
     ]
     title = f"{result.model}: noise at {result.output}, {result.samples} samples"
-    columns = (
-        "quantized alone",
-        "read by",
-        "dB",
-        "of the noise",
-        "of the arithmetic",
-    )
-    print_table(title, columns, rows)
+    print_table(title, ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"), rows)
     if len(rows) < len(result.sources):
         yield f"{len(result.sources) - len(rows)} more: --top 0 prints all"
     yield result.summary[0].upper() + result.summary[1:]
