@@ -45,28 +45,20 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
 
 
 def parse_profiles(shapes: str | GivenProfile | Iterable[str | GivenProfile]) -> tuple[Profile, ...]:
-    """Profiles from what is given one after the other: an input that comes again begins another profile. UsageError has the
-    line to type."""
+    """Profiles from what is given one after the other: an input that comes again begins another profile."""
     parts = [
         parse_profile(item) if isinstance(item, str) else _stated(item)
         for item in ([shapes] if isinstance(shapes, (str, Mapping)) else shapes)
     ]
     profiles: list[dict[str, ShapeRange]] = []
-    ranges: dict[str, list[ShapeRange]] = {}
     for part in parts:
         if not profiles or profiles[-1].keys() & part.keys():
             profiles.append({})
         profiles[-1].update(part)
-        for name, shape in part.items():
-            ranges.setdefault(name, []).append(shape)
-    if any(profile.keys() != ranges.keys() for profile in profiles):
-        count = max(map(len, ranges.values()))
-        whole = [
-            {name: choices[min(place, len(choices) - 1)] for name, choices in ranges.items()} for place in range(count)
-        ]
+    if any(profile.keys() != profiles[0].keys() for profile in profiles):
         raise UsageError(
-            "`shapes=` can't be divided into profiles: each must name the same inputs. Write each profile whole: "
-            + shapes_option(whole)
+            "`shapes=` can't be divided into profiles, as each must name the same inputs: write each profile whole, "
+            "`shapes='a:1x3;b:1x4'`"
         )
     return tuple(profiles)
 
@@ -92,10 +84,9 @@ def _range(name: str, shape: Any) -> ShapeRange:
     )
 
 
-def shapes_option(profiles: Iterable[Mapping[str, ShapeRange | str]]) -> str:
-    """Profiles as an option of messages."""
-    texts = [";".join(f"{name}:{shape}" for name, shape in profile.items()) for profile in profiles]
-    return named("shapes", texts[0] if len(texts) == 1 else texts)
+def shapes_option(profile: Mapping[str, ShapeRange | str]) -> str:
+    """A profile as an option of messages."""
+    return named("shapes", ";".join(f"{name}:{shape}" for name, shape in profile.items()))
 
 
 class Suggestion(NamedTuple):
@@ -160,7 +151,7 @@ def suggested_shapes(
             continue
         texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
         guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
-    return Suggestion(shapes_option([texts]) if texts else "", tuple(guesses))
+    return Suggestion(shapes_option(texts) if texts else "", tuple(guesses))
 
 
 def summed(key: Key, ranges: Mapping[Key, Sizes]) -> Sizes | None:
