@@ -171,6 +171,9 @@ def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
             plainly(*arguments, **others)
 
 
+EACH = "a mapping of inputs to their shapes"
+
+
 @pytest.mark.parametrize(
     "given, said",
     [
@@ -191,7 +194,7 @@ def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
         ({"kinds": {"y": 3}}, "`kinds=` is dict; a mapping of a text to a text or a list, each a text, is needed"),
         (
             {"shapes": 3.5},
-            "`shapes=` is 3.5; a text or a mapping of inputs to their shapes or a list of these is needed",
+            f"`shapes=` is 3.5; a text or {EACH} or a list, each a text, or a list, each {EACH}, is needed",
         ),
         ({"reporter": None}, "`reporter=` is NoneType; a trtopt.Reporter is needed"),
         ({"out": ""}, "`out=` is '': a path is needed"),

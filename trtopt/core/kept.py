@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import mmap
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,22 @@ _FOLDERS = {"images": EXTENSIONS, "data": ARRAYS, "input": ARRAYS}  # option or 
 _LOCATION = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x1f])")
 
 
+@dataclass(frozen=True)
 class Call:
     """Files that one call reads (option → what was given for it, of any kind) and writes (option, what was given for it, and an
     ending of what is written by that name)."""
 
-    def __init__(self, reads: Mapping[str, Any], targets: Sequence[tuple[str, str, str]]) -> None:
-        self.reads, self.targets = reads, targets
+    reads: Mapping[str, Any]
+    targets: Sequence[tuple[str, str, str]]
 
     def check(self) -> None:
         """Raise UsageError where a target is an input, or is written twice."""
         written: dict[str, str] = {}
         for option, given, ending in self.targets:
             target = given + ending
-            self.refuse(Path(target), option, given)
+            self.refuse(Path(target), option)
             if other := written.get(real := os.path.realpath(target)):
-                raise _lost(option, given, Path(target), f"{named(other)} writes, too")
+                raise _lost(option, Path(target), f"{named(other)} writes, too")
             written[real] = option
 
     def check_writable(self) -> None:
@@ -58,7 +59,7 @@ class Call:
         """Tell if the path is what the user named to be written, and no name that follows from it."""
         return any(path == Path(given) for _, given, _ in self.targets)
 
-    def refuse(self, target: Path, option: str = "", given: str = "") -> None:
+    def refuse(self, target: Path, option: str = "") -> None:
         """Raise UsageError where writing `target` would lose an input; without `option`, its name follows from one's.
 
         An engine's results are read and added to by who measures it: only who names them as something else would lose them.
@@ -75,9 +76,9 @@ class Call:
             )
             if (found := files.get((info.st_dev, info.st_ino)) or next(samples, None)) is not None:
                 if not option:
-                    within = (item for item in self.targets if Path(item[1]) in target.parents)
-                    option, given, _ = next(within, (*self.targets, ("output", "out", ""))[0])
-                raise _lost(option, given, found[1], f"{named(found[0])} reads")
+                    within = (name for name, given, _ in self.targets if Path(given) in target.parents)
+                    option = next(within, self.targets[0][0] if self.targets else "output")
+                raise _lost(option, found[1], f"{named(found[0])} reads")
 
     @functools.cached_property  # looked for only where a target is there already
     def _inputs(self) -> tuple[dict[tuple[int, int], tuple[str, Path]], list[tuple[str, Path, frozenset[str]]]]:
@@ -156,10 +157,5 @@ def _weights(path: Path) -> list[str]:
     return list(places)
 
 
-def _lost(option: str, given: str, file: Path, by: str) -> UsageError:
-    path = Path(given, "out") if Path(given).name in ("", "..") else Path(given)
-    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
-    free = str(next(name for name in names if not os.path.lexists(name)))
-    return UsageError(
-        f"{named(option)} would overwrite {file}, which {by}: give another name, such as {named(option, free)}"
-    )
+def _lost(option: str, file: Path, by: str) -> UsageError:
+    return UsageError(f"{named(option)} would overwrite {file}, which {by}: give another name")

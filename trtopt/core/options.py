@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from trtopt.core.errors import UsageError
 from trtopt.core.kept import ENGINE as ENGINE, FILE as FILE, FOLDER as FOLDER, Call, keeping
@@ -225,10 +225,13 @@ def _is_on(value: Any, wanted: str) -> bool:
 
 def _refuse_other(name: str, value: Any, written: str) -> None:
     """Raise UsageError for a value of another type than the annotation's, where that is one that can be told."""
-    if (kind := _kind(written)) is not None and not kind.fits(value):
+    kind = _parsed(written)
+    if not _fits(value, kind):
+        words = sorted(filter(None, _needed(kind)), key=lambda word: word.startswith("a list"))
+        needed = " or ".join(word for word in words if word != "a text" or "a path" not in words)
         shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
         hint = next((f": {_INSTEAD[base.__name__]}" for base in type(value).__mro__ if base.__name__ in _INSTEAD), "")
-        raise UsageError(f"{named(name)} is {shown}; {kind} is needed{hint}")
+        raise UsageError(f"{named(name)} is {shown}; {needed} is needed{hint}")
 
 
 # Class of a value → what is right in its place.
@@ -242,20 +245,6 @@ _INSTEAD = {
 # Types of fields, as they are written ---------------------------------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
-    """Values that an annotation allows: `words` for each alternative, and for the items of each list among them (`listed`)."""
-
-    fits: Callable[[Any], bool]
-    words: tuple[str, ...] = ()
-    listed: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        words = [word for word in self.words if word != "a text" or "a path" not in self.words]
-        if self.listed and words and set(self.listed) <= set(words):
-            return " or ".join([*words, "a list of these"])
-        return " or ".join([*words, *(f"a list, each {each}," for each in self.listed)])
-
-
 def _whole(value: Any) -> bool:
     try:
         return -(2**63) <= operator.index(value) < 2**63
@@ -263,65 +252,66 @@ def _whole(value: Any) -> bool:
         return False
 
 
-def _class(words: str) -> _Kind:
-    return _Kind(lambda value: _is_one(value, words.rpartition(".")[2]), (words,))
+def _is_one(name: str) -> Callable[[Any], bool]:
+    return lambda value: any(kind.__name__ == name for kind in type(value).__mro__)
 
 
-def _is_one(value: Any, name: str) -> bool:
-    return any(kind.__name__ == name for kind in type(value).__mro__)
-
-
-# Scalars of other libraries (NumPy's) count as those of Python: by what they can do, since this module imports none; classes
-# of trtopt by their names.
-_PLAIN = {
-    "int": _Kind(_whole, ("a whole number",)),
-    "float": _Kind(lambda value: isinstance(value, numbers.Real) or _whole(value), ("a number",)),
-    "bool": _Kind(lambda value: type(value).__name__ in ("bool", "bool_") or _whole(value), ("True or False",)),
-    "str": _Kind(lambda value: isinstance(value, str), ("a text",)),
-    "os.PathLike[str]": _Kind(lambda value: isinstance(value, (str, os.PathLike)), ("a path",)),
-    "GivenProfile": _Kind(lambda value: isinstance(value, Mapping), ("a mapping of inputs to their shapes",)),
-    "Reporter": _class("a trtopt.Reporter"),
-    "Session": _class("a trtopt.Session"),
-    "Table": _class("Table"),
-    "ModelProto": _class("ModelProto"),
-    "Module": _class("torch.nn.Module"),
-    "Runner": _Kind(
-        lambda value: callable(value) and not _is_one(value, "Module"), ("function",)
-    ),  # from and to arrays
-    "Any": _Kind(lambda value: True, ("anything",)),
-    "None": _Kind(lambda value: value is None),
+# Words for what an annotation allows, and if a value is that. Scalars of other libraries (NumPy's) count as those of Python: by
+# what they can do, since this module imports none; classes by their names.
+_PLAIN: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": ("a whole number", _whole),
+    "float": ("a number", lambda value: isinstance(value, numbers.Real) or _whole(value)),
+    "bool": ("True or False", lambda value: type(value).__name__ in ("bool", "bool_") or _whole(value)),
+    "str": ("a text", lambda value: isinstance(value, str)),
+    "os.PathLike[str]": ("a path", lambda value: isinstance(value, (str, os.PathLike))),
+    "GivenProfile": ("a mapping of inputs to their shapes", lambda value: isinstance(value, Mapping)),
+    "Runner": ("function", lambda value: callable(value) and not _is_one("Module")(value)),  # from arrays to arrays
+    "None": ("", lambda value: value is None),
+    "Reporter": ("a trtopt.Reporter", _is_one("Reporter")),
+    "Session": ("a trtopt.Session", _is_one("Session")),
+    "Table": ("Table", _is_one("Table")),
+    "ModelProto": ("ModelProto", _is_one("ModelProto")),
+    "Module": ("torch.nn.Module", _is_one("Module")),
 }
 _LISTS = {"Iterable": (str, bytes, Mapping), "Sequence": (str, bytes, Mapping, Set, Iterator)}  # and what is none
 
 
 @functools.cache
-def _kind(written: str) -> _Kind | None:
-    """Return what an annotation allows; None: it has a type that isn't looked at."""
-    return _read(ast.parse(written, mode="eval").body)
+def _parsed(written: str) -> ast.expr:
+    return ast.parse(written, mode="eval").body
 
 
-def _read(kind: ast.expr) -> _Kind | None:
-    name, inner = ast.unparse(kind), list[ast.expr]()
+def _parts(kind: ast.expr) -> tuple[str, list[ast.expr]]:
+    """Return a type's name, and what stands in its brackets."""
+    name = ast.unparse(kind)
+    if name in _PLAIN or not isinstance(kind, ast.Subscript):
+        return name if name in _PLAIN else name.rpartition(".")[2], []
+    return ast.unparse(kind.value), kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+
+
+def _fits(value: Any, kind: ast.expr) -> bool:
+    """Tell if a value is of a type; it is of each that isn't looked at."""
     if isinstance(kind, ast.BinOp):
-        inner = [kind.left, kind.right]
-    elif isinstance(kind, ast.Subscript) and name not in _PLAIN:
-        name, inner = ast.unparse(kind.value), kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-    parts = [part for item in inner if (part := _read(item)) is not None]
-    if not inner or len(parts) < len(inner):
-        return None if inner else _PLAIN.get(name if "[" in name else name.rpartition(".")[2])
-    one, other = parts[0], parts[-1]
-    if isinstance(kind, ast.BinOp):
-        return _Kind(
-            lambda value: one.fits(value) or other.fits(value), one.words + other.words, one.listed + other.listed
-        )
+        return _fits(value, kind.left) or _fits(value, kind.right)
+    name, inner = _parts(kind)
+    if name in _PLAIN:
+        return _PLAIN[name][1](value)
     if name == "Mapping":
-        return _Kind(
-            lambda given: isinstance(given, Mapping) and all(one.fits(key) and other.fits(given[key]) for key in given),
-            (f"a mapping of {one} to {other}",),
-        )
+        pairs = value.items() if isinstance(value, Mapping) else ()
+        return isinstance(value, Mapping) and all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in pairs)
+    if name in _LISTS:  # what gives its items only once isn't looked into
+        items = value if isinstance(value, Collection) else ()
+        listed = isinstance(value, Iterable) and not isinstance(value, _LISTS[name])
+        return listed and all(_fits(item, inner[0]) for item in items)
+    return True
 
-    def holds(value: Any) -> bool:  # what gives its items only once isn't looked into
-        fits = isinstance(value, Iterable) and not isinstance(value, _LISTS[name])
-        return fits and (not isinstance(value, Collection) or all(map(one.fits, value)))
 
-    return _Kind(holds, listed=(str(one),)) if name in _LISTS else None
+def _needed(kind: ast.expr) -> list[str]:
+    """Return words for each alternative."""
+    if isinstance(kind, ast.BinOp):
+        return _needed(kind.left) + _needed(kind.right)
+    name, inner = _parts(kind)
+    each = [" or ".join(_needed(item)) for item in inner]
+    if name in _PLAIN:
+        return [_PLAIN[name][0]]
+    return [f"a mapping of {each[0]} to {each[1]}" if name == "Mapping" else f"a list, each {each[0]},"]
