@@ -91,8 +91,7 @@ class PipelineResult:
             f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.precision_summary}",
             f"size: {self.reference} {self.sizes['ONNX'] / 1e6:.1f} MB, engine {self.sizes['engine'] / 1e6:.1f} MB",
         ]
-        if self.agreement is not None:
-            agreement = self.agreement
+        if (agreement := self.agreement) is not None:
             limits = self.limits or Limits()
             line = f"agreement with the {self.reference} on {agreement['samples']} {self.compared_on}: "
             if agreement["top1_agreement"] is None:
@@ -106,10 +105,8 @@ class PipelineResult:
                 line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
             lines.append(line)
             lines += [f"outside the limit: {text}" for text in self.missed]
-        if self.timing is not None:
-            lines.append(f"on this GPU: {json.dumps(self.timing)}")
-        else:
-            lines.append(f"the engine was not run here: {self.not_run}")
+        not_run = f"the engine was not run here: {self.not_run}"
+        lines.append(not_run if self.timing is None else f"on this GPU: {json.dumps(self.timing)}")
         lines += [f"  {what:<12}{path}" for what, path in self.files.items()]
         if self.skipped:
             lines.append(f"already up to date: {', '.join(self.skipped)}")
@@ -218,12 +215,10 @@ class _Subject:
 
 def _subject(request: PipelineRequest) -> _Subject:
     """Resolve what a request names; what can't be right is refused before any stage runs."""
-    precisions = [str(item) for item in Precision]
-    if request.precision is not None:
-        choice(request.precision, precisions, "`precision=`")
     recipe = load_recipe(request.recipe)
     asked = request.precision or recipe.precision or "int8"
-    precision = Precision(choice(asked, precisions, f"the recipe {recipe.path}: precision"))
+    place = "`precision=`" if request.precision else f"the recipe {recipe.path}: precision"
+    precision = Precision(choice(asked, map(str, Precision), place))
     recipe.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")

@@ -102,12 +102,8 @@ def test_nothing_that_is_read_is_written(inside: Path, tmp_path: Path, request_t
         link, twin = tmp_path / f"link{number}", tmp_path / f"twin{number}"
         link.symlink_to(inside / name)
         os.link(inside / name, twin)
-        paths = [
-            name,
-            inside / name,
-            f"./dd/../{name}",
-            link,
-        ]  # a folder's file has lost nothing where its twin is replaced
+        paths: list[str | Path] = [name, inside / name, f"./dd/../{name}", link]
+        # A folder's file has lost nothing where its twin is replaced.
         for path in paths if "/" in name else [*paths, twin]:
             call = call_of(asked(request_type, **{option: path}))
             refused = pytest.raises(

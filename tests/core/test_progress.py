@@ -62,7 +62,7 @@ def test_a_terminal_has_a_moving_line_in_its_own_stream(capsys: pytest.CaptureFi
 def test_a_log_replaces_a_log_and_nothing_else(tmp_path: Path) -> None:
     mine, log = tmp_path / "notes.txt", tmp_path / "b.log"
     mine.write_text("12:00 trtopt is fine\n")
-    with pytest.raises(UsageError, match=r"no log of trtopt's: give another name, such as `log='.*notes\.log'`"):
+    with pytest.raises(UsageError, match="no log of trtopt's: give another name"):
         recorded(SILENT, mine).__enter__()
     assert mine.read_text() == "12:00 trtopt is fine\n"
     log.touch()

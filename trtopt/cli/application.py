@@ -146,6 +146,7 @@ _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on st
 def command_group(name: str, help_text: str) -> typer.Typer:
     """A command that has commands of its own; `help_text` is its help."""
     group = typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
+    group.callback()(lambda: None)  # keeps the only command's name, which typer would leave out
     app.add_typer(group, name=name)
     return group
 
@@ -299,9 +300,8 @@ def _image_option(name: str, text: str) -> Any:
         if name in ("mean", "std"):
             return [float(number) for number in text.split(",")]
     except ValueError:
-        example = (
-            "480x640, height first" if name == "size" else "0.5, or one number per channel such as 0.485,0.456,0.406"
-        )
+        channels = "0.5, or one number per channel such as 0.485,0.456,0.406"
+        example = "480x640, height first" if name == "size" else channels
         raise UsageError(f"--{name} {text!r} can't be read; write {example}") from None
     return text
 

@@ -341,11 +341,6 @@ deploy = command_group(
 )
 
 
-@deploy.callback()
-def _deploy() -> None:
-    """Keeps `triton` a command of its own, where typer would leave out the only one's name."""
-
-
 @command_of(DeployRequest, "trtopt deploy triton model.engine --repo models", group=deploy, name="triton")
 def deploy_triton(result: Any, values: Options) -> Iterator[str]:
     """Write a model repository for Triton Inference Server: plan, configuration, labels, warm-up."""

@@ -120,11 +120,7 @@ def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[Re
         if Path(log).exists():
             with opened_regular(log) as there:
                 if (start := there.read(64)) and not _FIRST.match(start):
-                    other = Path(log).with_suffix(".log")
-                    free = f", such as `log={str(other)!r}`" * (not other.exists())
-                    raise UsageError(
-                        f"`log=` {os.fspath(log)} is there and no log of trtopt's: give another name{free}"
-                    )
+                    raise UsageError(f"`log=` {os.fspath(log)} is there and no log of trtopt's: give another name")
         file = open(log, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  (closed below)
     except OSError as error:
         raise OutputError(f"can't write the log {os.fspath(log)}: {error.strerror or error}") from error
