@@ -307,9 +307,9 @@ def _image_option(name: str, text: str) -> Any:
 
 
 def _reporter() -> Reporter:
-    from trtopt.core.progress import reporter
+    from trtopt.core.progress import QuietReporter, StreamReporter
 
-    return reporter(sys.stderr, FLAGS, quiet=_STATE.quiet)
+    return (QuietReporter if _STATE.quiet else StreamReporter)(sys.stderr, FLAGS)
 
 
 def told(value: Any) -> Any:

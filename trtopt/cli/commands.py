@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -408,12 +408,7 @@ def serve(result: Any, values: Options) -> Iterator[str]:
     yield f"tritonserver ended with exit status {result.exit_status}"
 
 
-@dataclass(frozen=True)
-class _VersionRequest:
-    pass
-
-
-@command_of(_VersionRequest, "trtopt version --json")
+@command_of(make_dataclass("VersionRequest", ()), "trtopt version --json")
 def version(report: Any, values: Options) -> Iterator[str]:
     """Say the versions of trtopt, TensorRT and the libraries."""
     from trtopt.core.version import to_install

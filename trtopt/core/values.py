@@ -404,14 +404,6 @@ def read_time(time: str | float, units: Mapping[str, float]) -> float | None:
     return None
 
 
-def read_share(text: str | float) -> float:
-    """A share of 0.005, "0.005" or "0.5%"; nan: it can't be read."""
-    try:
-        return float(text.strip()[:-1]) / 100 if isinstance(text, str) and text.strip().endswith("%") else float(text)
-    except ValueError:
-        return math.nan
-
-
 def check_timeout(timeout: Any) -> None:
     """Raise UsageError unless it is None or a number of seconds: else it would fail only where a call has to wait."""
     if timeout is not None and not (isinstance(timeout, numbers.Real) and not math.isnan(timeout)):
