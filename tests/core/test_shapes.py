@@ -82,7 +82,7 @@ def test_profiles_that_can_not_be_told_apart_say_so(typed: list[str]) -> None:
         parse_profiles(typed)
 
 
-@pytest.mark.parametrize("typed", [[3], [{"a": (1, "4")}], [{"a": [(1, 4), (2, 4)]}], [{"a": "1y4"}]])
+@pytest.mark.parametrize("typed", [[3], [{"a": (1, "y")}], [{"a": [(1, 4), (2, 4)]}], [{"a": "1y4"}], [{"a": 3}]])
 def test_profiles_from_python_that_are_something_else_say_so(typed: list[Profile]) -> None:
     with pytest.raises(UsageError, match=r"is needed|are needed|can't be read"):
         parse_profiles(typed)

@@ -251,10 +251,6 @@ def parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
     return tuple(map(int, parts)) if numbers else parts
 
 
-def _repeats(item: Field[Any], about: About) -> bool:
-    return item.default == () and about.typed is None
-
-
 def _is_argument(item: Field[Any], about: About) -> bool:
     return about.positional or ((about.needed or item.default is MISSING) and not about.short)
 
@@ -266,7 +262,7 @@ def _flags(item: Field[Any], about: About) -> list[str]:
 def _parameter(item: Field[Any], about: About, *, grouped: bool) -> Parameter:
     """Return what typer makes a command's option or argument of."""
     required = about.needed or item.default is MISSING
-    kind: Any = list[str] if _repeats(item, about) else about.typed or type(item.default)
+    kind: Any = about.typed or (list[str] if item.default == () else type(item.default))
     absent = item.default is None or item.default == ()  # None, for typer
     annotation: Any = kind | None if absent and not required else kind
     metavar = about.metavar or about.unit.upper() or None

@@ -35,10 +35,7 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
             raise UsageError(
                 f"`shapes=` names the input {name!r} twice in one profile; give `shapes=` again for another profile"
             )
-        try:
-            profile[name] = ShapeRange.parse(match["shapes"])
-        except UsageError as error:
-            raise UsageError(f"`shapes='{name}'`: {error}") from None
+        profile[name] = _range(name, match["shapes"])
     if not profile:
         raise UsageError(f"`shapes=` is empty; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}")
     return profile
@@ -72,16 +69,15 @@ def _stated(profile: Any) -> dict[str, ShapeRange]:
     return {name: _range(name, shape) for name, shape in profile.items()}
 
 
-def _range(name: str, shape: Any) -> ShapeRange:
-    if isinstance(shape, (ShapeRange, str)):
-        return ShapeRange.parse(shape) if isinstance(shape, str) else shape
-    items = list(shape) if isinstance(shape, Sequence) else []
-    shapes = items if items and isinstance(items[0], Sequence) else [items] * 3
-    if items and len(shapes) == 3 and all(isinstance(size, int) for item in shapes for size in item):
-        return ShapeRange(*map(tuple, shapes))
-    raise UsageError(
-        f"`shapes=` holds {shape!r} for {name!r}; a ShapeRange, 'MIN,OPT,MAX', one shape, or three (min, opt, max) are needed"
-    )
+def _range(name: str, given: Any) -> ShapeRange:
+    if isinstance(given, ShapeRange):
+        return given
+    if isinstance(given, (list, tuple)):
+        given = ",".join(map(x, given)) if all(isinstance(item, (list, tuple)) for item in given) else x(given)
+    try:
+        return ShapeRange.parse(given)
+    except UsageError as error:
+        raise UsageError(f"`shapes='{name}'`: {error}") from None
 
 
 def shapes_option(profile: Mapping[str, ShapeRange | str]) -> str:
