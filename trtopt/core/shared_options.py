@@ -52,7 +52,7 @@ classes = partial(option, None, help="Class names, one a line; or imagenet.", me
 written = partial(option, None, typed=Path, writes=FILE)
 report = partial(written, help="Write a page on the engine, as trtopt report does.", metavar="F.html")
 log = partial(written, help="Write what is said into a file, with TensorRT's own messages (-v: all).", metavar="F.log")
-gpu = partial(option, 0, help="The GPU's number.")
+gpu = partial(option, 0, help="The GPU's number.", least=0)
 store = partial(
     option,
     None,

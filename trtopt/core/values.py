@@ -259,10 +259,6 @@ class BuildSpec:
             raise UsageError(f"`workspace=` is {self.workspace} bytes; a positive size is needed, such as 2GiB")
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
             raise UsageError(f"`optimization_level=` is {self.optimization_level}; allowed: 0 to 5")
-        if self.device < 0:
-            raise UsageError(f"`device=` is {self.device}; a GPU's number is needed, from 0")
-        if self.exclude_lean_runtime and not self.version_compatible:
-            raise UsageError("`exclude_lean_runtime=True` only means something with `version_compatible=True`: add it")
 
     @property
     def base(self) -> Precision:
