@@ -193,9 +193,7 @@ def command_of(
             with contextlib.redirect_stdout(sys.stderr) if json_output else contextlib.nullcontext():
                 reporter = {"reporter": _reporter()} if "reporter" in options(request) else {}
                 function = call or getattr(trtopt, text.__name__)
-                if not gc.isenabled():  # look for garbage from here on, but not among what is there
-                    gc.freeze()
-                    gc.enable()
+                _collect_garbage()
                 result = function(**values, **reporter)
             document = told(plain(result)) if json_output or measures else {}
             if measures:
@@ -213,6 +211,13 @@ def command_of(
         (group or app).command(name, cls=cls or Command, help=help_text)(typed)
 
     return made
+
+
+def _collect_garbage() -> None:
+    """Look for garbage from here on, but not among what is there."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _shown(request: type[Any]) -> dict[str, tuple[Field[Any], About]]:
