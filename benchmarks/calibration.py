@@ -281,15 +281,18 @@ def run(folder: Path, name: str, *arguments: Any) -> dict[str, Any]:
     return result
 
 
-def work(folder: Path, name: str, arguments: list[Any]) -> None:
-    from trtopt.core.host import peak_memory
+def _peak_memory() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
+
+def work(folder: Path, name: str, arguments: list[Any]) -> None:
     found = WORKERS[name](folder, *arguments)
     # Of itself not by getrusage: that would count what the process that started it held at that moment.
     peak = (
         resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         if name in ("modelopt", "process")
-        else peak_memory()
+        else _peak_memory()
     )
     print(json.dumps(found | {"megabytes": peak / (1 << 20)}))
 

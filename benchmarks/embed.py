@@ -28,7 +28,7 @@ from common import tell
 from numpy.typing import NDArray
 
 from trtopt.builder.construction import build
-from trtopt.core.progress import reporter
+from trtopt.core.progress import StreamReporter
 from trtopt.data.embedded import Embedded
 from trtopt.graph.io import load_model
 from trtopt.runtime.session import Session
@@ -71,7 +71,7 @@ class Bench:
             timing_cache=None if given.target else target.parent / "timing.cache",
             target=given.target or (),
             save_onnx=target.with_suffix(".onnx"),
-            reporter=reporter(),
+            reporter=StreamReporter(),
             **options,
         )
         how = "built before" if result.cached else f"built in {result.seconds:.0f} s"

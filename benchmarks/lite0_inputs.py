@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core.progress import reporter
+from trtopt.core.progress import StreamReporter
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
 from trtopt.frontend.exporter import export
@@ -40,7 +40,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = load_recipe("efficientnet-lite0")
     assert recipe.calibration is not None
-    export("efficientnet-lite0", folder / "model.onnx", reporter=reporter())
+    export("efficientnet-lite0", folder / "model.onnx", reporter=StreamReporter())
     write_crops(recipe.calibration, folder / "crops")
     files = recipe.labelled_files()
     photos = _prepared(recipe, files)
@@ -58,7 +58,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     prepare(folder)
     model, table, data = (folder / name for name in ("model.onnx", "calib.json", "calib.npz"))
-    calibrate(model, table, data=data, threads=THREADS, export_cache=folder / "lite0.cache", reporter=reporter())
+    calibrate(model, table, data=data, threads=THREADS, export_cache=folder / "lite0.cache", reporter=StreamReporter())
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir() if path.is_file()))}")
 
 

@@ -33,7 +33,7 @@ from runtime_stress import Load, Outcome, references, watchdog
 
 from trtopt.builder.construction import build
 from trtopt.core.errors import DeviceError
-from trtopt.core.progress import reporter
+from trtopt.core.progress import StreamReporter
 from trtopt.cuda.clocks import clocks
 from trtopt.cuda.device import Device, probe
 from trtopt.runtime.session import Session
@@ -86,7 +86,7 @@ class Bench:
             shapes=[shapes],
             timing_cache=target.parent / "timing.cache",
             optimization_level=self.level,
-            reporter=reporter(),
+            reporter=StreamReporter(),
             **options,
         )
         how = "built before" if result.cached else f"built in {result.seconds:.0f} s"

@@ -28,7 +28,7 @@ from typing import Any
 from common import tell
 
 from trtopt.builder.construction import build
-from trtopt.core.progress import reporter
+from trtopt.core.progress import StreamReporter
 from trtopt.graph.io import load_model
 from trtopt.runtime.session import Session
 
@@ -85,7 +85,7 @@ def main() -> int:
                 folder / f"{cache.name}.engine",
                 timing_cache=timings(cache),
                 shapes=shapes(model, given.batch),
-                reporter=reporter(),
+                reporter=StreamReporter(),
                 **options,
             )
             note(f"{model.stem}, {said} timing cache", f"{result.seconds:.1f} s", result.precision_summary)

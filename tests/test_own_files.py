@@ -97,7 +97,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     [
         (f"[inputs.x]\nshape = {[1] * 1000}", "a list of at most 32 is needed"),
         ('preprocess = "../../evil"', "neither a preset"),
-        ('weights = "fifo"', "fifo can't be read: it is no regular file"),
+        ('weights = "fifo"', "fifo can't be read: it is a pipe"),
         ("opset = 99", "the recipe's opset is 99; allowed: 16 to 23"),
     ],
 )

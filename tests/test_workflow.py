@@ -82,7 +82,7 @@ def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) 
     found = pipeline(good, folder / "out", target="sm89")
     assert found.ok and found.agreement is not None and found.compared_on == "samples of those it was calibrated on"
     assert "agreement with the FP32 model on 16 samples of those" in str(found) and "(limit 10)" in str(found)
-    assert f"--input {folder / 'own.npz'}" in str(found).splitlines()[-1]
+    assert f"--data {folder / 'own.npz'}" in str(found).splitlines()[-1]
     figures = {**found.agreement, "outputs": {"y": {"nonfinite": 1}}}
     assert not replace(found, limits=None, agreement=figures).ok and replace(found, limits=None).ok
     again = pipeline(good, folder / "out", target="sm89")

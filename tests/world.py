@@ -131,7 +131,8 @@ def requests() -> list[type[Any]]:
         importlib.import_module(f"trtopt.{path.parent.name}.request") for path in sorted(folder.glob("*/request.py"))
     ]
     items = [(room.__name__, item) for room in rooms for item in vars(room).values()]
-    return [item for name, item in items if is_dataclass(item) and isinstance(item, type) and item.__module__ == name]
+    found = [item for name, item in items if is_dataclass(item) and isinstance(item, type) and item.__module__ == name]
+    return [item for item in found if item.__name__.endswith("Request")]  # and no `OpeningOptions`
 
 
 def has(message: str, *words: str) -> None:

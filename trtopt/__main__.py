@@ -7,12 +7,10 @@ import sys
 from typing import NoReturn
 
 from trtopt.core import stopping
-from trtopt.core.native_output import open_closed
 
 
 def main() -> NoReturn:
     """The command line, from its first import to its end under `stopping`'s rules."""
-    open_closed()
     gc.disable()  # while half a million objects are imported that stay; `cli.application` looks for garbage again
     try:
         stopping.listen()

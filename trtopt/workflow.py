@@ -91,8 +91,7 @@ class PipelineResult:
             f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.precision_summary}",
             f"size: {self.reference} {self.sizes['ONNX'] / 1e6:.1f} MB, engine {self.sizes['engine'] / 1e6:.1f} MB",
         ]
-        if self.agreement is not None:
-            agreement = self.agreement
+        if (agreement := self.agreement) is not None:
             limits = self.limits or Limits()
             line = f"agreement with the {self.reference} on {agreement['samples']} {self.compared_on}: "
             if agreement["top1_agreement"] is None:
@@ -106,37 +105,33 @@ class PipelineResult:
                 line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
             lines.append(line)
             lines += [f"outside the limit: {text}" for text in self.missed]
-        if self.timing is not None:
-            lines.append(f"on this GPU: {json.dumps(self.timing)}")
-        else:
-            lines.append(f"the engine was not run here: {self.not_run}")
+        not_run = f"the engine was not run here: {self.not_run}"
+        lines.append(not_run if self.timing is None else f"on this GPU: {json.dumps(self.timing)}")
         lines += [f"  {what:<12}{path}" for what, path in self.files.items()]
         if self.skipped:
             lines.append(f"already up to date: {', '.join(self.skipped)}")
         return "\n".join([*lines, f"next: {self._next()}"])
 
     def _next(self) -> str:
+        """Return the line to type next: an engine within the limits, else what is known of this one."""
         engine, model = self.files["engine"], str(self.files["ONNX"])
-        missed = bool(self.missed) and self.limits is not None
         half = next((f"--{name}" for name in ("bf16", "fp16") if self.build.precision.get(name)), None)
-        words, mark, gain = list[str](), "", ""
-        if missed and self.limits is not None and "calibration" in self.files:
+        words = list[str]()
+        if self.missed and self.limits is not None and "calibration" in self.files:
             limits = {"--min-snr": self.limits.min_snr, "--min-agreement": self.limits.min_agreement}
             flags = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
-            words, mark = ["tune", model, "--calib", str(self.files["calibration"]), *self._data(), *flags], "tuned"
-            gain = "keeps the layers that lose most out of INT8"
-        elif missed and self.samples and half:
-            words, mark = ["build", model, half, *self._data()], "safe"
-            gain = "keeps in FP32 what these samples show to be lost, and names it"
+            words = ["tune", model, "--calib", str(self.files["calibration"]), *self._data(), *flags]
+        elif self.missed and self.limits is not None and self.samples and half:  # which show what it loses
+            words = ["build", model, half, *self._data()]
         if words:
             targets = [word for target in self.build.targets for word in ("--target", target)]
-            output = engine.with_suffix(f".{mark}{engine.suffix}")
-            return f"{shlex.join(['trtopt', *words, '-o', str(output), *targets])}  # {gain}"
-        if "calibration" not in self.files:  # then it doesn't know how its images are prepared
-            return shlex.join(["trtopt", "inspect", str(engine)])
-        without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
-        inputs = ["--input", str(self.samples["data"])] if "data" in self.samples else self._data()[:2]
-        return shlex.join(["trtopt", "run", str(engine), *inputs, *without_gpu])
+            words += ["-o", str(engine.with_suffix(f".{words[0]}{engine.suffix}")), *targets]
+        elif "calibration" in self.files:
+            without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
+            words = ["run", str(engine), *self._data()[:2], *without_gpu]
+        else:  # it doesn't know how its images are prepared
+            words = ["inspect", str(engine)]
+        return shlex.join(["trtopt", *words])
 
     def _data(self) -> list[str]:
         """The samples as flags of `tune`."""
@@ -220,12 +215,10 @@ class _Subject:
 
 def _subject(request: PipelineRequest) -> _Subject:
     """Resolve what a request names; what can't be right is refused before any stage runs."""
-    precisions = [str(item) for item in Precision]
-    if request.precision is not None:
-        choice(request.precision, precisions, "`precision=`")
     recipe = load_recipe(request.recipe)
     asked = request.precision or recipe.precision or "int8"
-    precision = Precision(choice(asked, precisions, f"the recipe {recipe.path}: precision"))
+    place = "`precision=`" if request.precision else f"the recipe {recipe.path}: precision"
+    precision = Precision(choice(asked, map(str, Precision), place))
     recipe.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")

@@ -24,7 +24,7 @@ from trtopt.calibration.observe import observe
 from trtopt.calibration.prepared import floating, prepare
 from trtopt.calibration.text_cache import read_cache, write_cache
 from trtopt.core.errors import CalibrationError, UsageError
-from trtopt.core.progress import PlainReporter
+from trtopt.core.progress import StreamReporter
 from trtopt.core.values import Precision
 from trtopt.data import open_data
 from trtopt.engine.manifest import load_manifest
@@ -214,7 +214,7 @@ def test_a_cache_that_names_much_else_is_told_even_if_it_covers_all(
 ) -> None:
     """Names such as `relu_1` fit many models: a deeper one of the same make has all that are needed."""
     more = {f"deeper_{number}": 1.0 for number in range(len(lite0.amax))}
-    result = calibrate(lite0.path, import_cache=lite0.cache(tmp_path, lite0.amax | more), reporter=PlainReporter())
+    result = calibrate(lite0.path, import_cache=lite0.cache(tmp_path, lite0.amax | more), reporter=StreamReporter())
     assert result.coverage is not None and not result.coverage.missing
     assert f"{len(more)} of the {2 * len(more)} tensors that it names aren't in this one" in capsys.readouterr().err
     assert "seems to be of another model" in result.to_json()["coverage"]["foreign"]

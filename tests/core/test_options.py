@@ -24,6 +24,8 @@ from trtopt.core.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from trtopt.core.values import GivenProfile
 
+    Runner = Any
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -120,10 +122,10 @@ def test_options_as_keys_of_a_file() -> None:
 
 @dataclass(frozen=True)
 class Plain:
-    model: str | os.PathLike[str] = field(default="m", metadata=about(typed=Path, takes=()))
+    model: str | os.PathLike[str] = field(default="m", metadata=about(typed=Path))
     _: KW_ONLY
-    calib: str | os.PathLike[str] | Table | None = field(default=None, metadata=about(takes=("Table",)))
-    run: Any = field(default=None, metadata=about(takes=("function",)))
+    calib: str | os.PathLike[str] | Table | None = field(default=None, metadata=about())
+    run: str | os.PathLike[str] | Runner | None = field(default=None, metadata=about())
     files: Sequence[str | os.PathLike[str]] = ()
     count: int | None = option(None)
     share: str | float | None = option(None)
@@ -148,22 +150,28 @@ class Table:
     pass
 
 
-class Calibrated:
-    def __init__(self) -> None:
-        self.samples, self.table = 3, Table()
+class CalibrateResult:
+    pass
 
 
 def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
     assert plainly(Path("m"), calib=Table()).calib is not None and plainly("m", calib=None).calib is None
     for arguments, others, words in (
-        ([None], {}, "`model=` is None; a path is needed"),
+        ([None], {}, "`model=` is NoneType; a path is needed"),
         ([b"m"], {}, "`model=` is bytes; a path is needed"),
         ([torch.nn.ReLU()], {}, r"`model=` is ReLU; a path is needed: trtopt.export\(module"),
-        (["m"], {"run": 3}, "`run=` is int; a path or function is needed"),
-        (["m"], {"calib": Calibrated()}, r"`calib=` is Calibrated; a path or Table is needed: its \.table is one"),
+        (["m"], {"run": 3}, "`run=` is 3; a path or function is needed"),
+        (
+            ["m"],
+            {"calib": CalibrateResult()},
+            r"`calib=` is CalibrateResult; a path or Table is needed: its \.table is one",
+        ),
     ):
         with pytest.raises(UsageError, match=words):
             plainly(*arguments, **others)
+
+
+EACH = "a mapping of inputs to their shapes"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +194,7 @@ def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
         ({"kinds": {"y": 3}}, "`kinds=` is dict; a mapping of a text to a text or a list, each a text, is needed"),
         (
             {"shapes": 3.5},
-            "`shapes=` is 3.5; a text or a mapping of inputs to their shapes or a list of these is needed",
+            f"`shapes=` is 3.5; a text or {EACH} or a list, each a text, or a list, each {EACH}, is needed",
         ),
         ({"reporter": None}, "`reporter=` is NoneType; a trtopt.Reporter is needed"),
         ({"out": ""}, "`out=` is '': a path is needed"),

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.progress import SILENT, PlainReporter, TerminalReporter, recorded, reporter
+from trtopt.core.progress import SILENT, StreamReporter, recorded
 
 
 def test_a_log_gets_a_heartbeat_and_the_time_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlainReporter, "interval", 0.01)
+    monkeypatch.setattr(StreamReporter, "interval", 0.01)
     stream = io.StringIO()
     beats = threading.Event()
-    with PlainReporter(stream).phase("calibrate", 4) as phase:
+    with StreamReporter(stream).phase("calibrate", 4) as phase:
         phase.advance(3)
         phase.detail("image 3")
         for _ in range(1000):
@@ -31,7 +31,7 @@ def test_a_log_gets_a_heartbeat_and_the_time_taken(monkeypatch: pytest.MonkeyPat
 
 def test_a_phase_that_fails_says_that_it_stopped() -> None:
     stream = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), PlainReporter(stream).phase("build"):
+    with pytest.raises(KeyboardInterrupt), StreamReporter(stream).phase("build"):
         raise KeyboardInterrupt
     assert stream.getvalue().startswith("build: stopped after 0.")
 
@@ -44,7 +44,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_has_a_moving_line_in_its_own_stream(capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output is for results, such as `--json | jq` reads."""
     terminal = Terminal()
-    told = reporter(terminal)
+    told = StreamReporter(terminal)
     with told.phase("build") as phase:
         for _ in range(1000):
             if "build…" in terminal.getvalue():
@@ -52,7 +52,6 @@ def test_a_terminal_has_a_moving_line_in_its_own_stream(capsys: pytest.CaptureFi
             time.sleep(0.01)
         phase.detail("image 3")
         told.note("kept")
-        assert isinstance(told, TerminalReporter)
         print("the user's own")
     shown = terminal.getvalue()
     assert "build…" in shown and "kept\n" in shown and "build (image 3): 0." in shown
@@ -62,7 +61,7 @@ def test_a_terminal_has_a_moving_line_in_its_own_stream(capsys: pytest.CaptureFi
 def test_a_log_replaces_a_log_and_nothing_else(tmp_path: Path) -> None:
     mine, log = tmp_path / "notes.txt", tmp_path / "b.log"
     mine.write_text("12:00 trtopt is fine\n")
-    with pytest.raises(UsageError, match=r"no log of trtopt's: give another name, such as `log='.*notes\.log'`"):
+    with pytest.raises(UsageError, match="no log of trtopt's: give another name"):
         recorded(SILENT, mine).__enter__()
     assert mine.read_text() == "12:00 trtopt is fine\n"
     log.touch()
@@ -78,7 +77,7 @@ def test_a_log_holds_all_that_is_said_and_the_libraries_own_messages(
 ) -> None:
     monkeypatch.setenv("TRTOPT_DEBUG", verbose)
     log, stream = tmp_path / "b.log", io.StringIO()
-    with recorded(PlainReporter(stream, {"calib": "--calib"}), log) as told:
+    with recorded(StreamReporter(stream, {"calib": "--calib"}), log) as told:
         told.note("give `calib='F'`")
         with told.phase("build"), told.phase("parse"):
             told.library("INFO", "a message\x1b[31m\nof two lines\n")

@@ -14,7 +14,6 @@ from trtopt.core.shapes import (
     parse_profile,
     parse_profiles,
     seen_sizes,
-    shapes_option,
     suggested_shapes,
 )
 from trtopt.core.values import Profile, ShapeRange, TensorInfo
@@ -77,23 +76,13 @@ def test_different_inputs_are_one_profile_and_an_input_again_is_another(
     assert list(parse_profiles(typed)) == profiles
 
 
-@pytest.mark.parametrize(
-    ("typed", "line"),
-    [
-        (["a:1x4", "a:2x4", "b:1x4", "b:2x4"], "--shapes 'a:1x4;b:1x4' --shapes 'a:2x4;b:2x4'"),
-        (["a:1x4;b:1x4", "a:2x4"], "--shapes 'a:1x4;b:1x4' --shapes 'a:2x4;b:1x4'"),
-    ],
-)
-def test_profiles_that_can_not_be_told_apart_print_the_line_to_type(typed: list[str], line: str) -> None:
-    with pytest.raises(UsageError) as caught:
+@pytest.mark.parametrize("typed", [["a:1x4", "a:2x4", "b:1x4", "b:2x4"], ["a:1x4;b:1x4", "a:2x4"]])
+def test_profiles_that_can_not_be_told_apart_say_so(typed: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"can't be divided into profiles.*write each profile whole, `shapes='a:"):
         parse_profiles(typed)
-    assert _typed(str(caught.value)).endswith(f": {line}")
-    options = shlex.split(line)[1::2]
-    assert _typed(shapes_option(parse_profiles(options))) == line
-    assert f"`shapes={options!r}`" in str(caught.value)  # as Python takes it
 
 
-@pytest.mark.parametrize("typed", [[3], [{"a": (1, "4")}], [{"a": [(1, 4), (2, 4)]}], [{"a": "1y4"}]])
+@pytest.mark.parametrize("typed", [[3], [{"a": (1, "y")}], [{"a": [(1, 4), (2, 4)]}], [{"a": "1y4"}], [{"a": 3}]])
 def test_profiles_from_python_that_are_something_else_say_so(typed: list[Profile]) -> None:
     with pytest.raises(UsageError, match=r"is needed|are needed|can't be read"):
         parse_profiles(typed)

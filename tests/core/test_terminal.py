@@ -11,7 +11,7 @@ from hostile_values import TERMINAL
 from world import World
 
 from trtopt.core.errors import TrtoptError, UnsupportedOperator
-from trtopt.core.progress import PlainReporter, TerminalReporter, reporter
+from trtopt.core.progress import StreamReporter
 from trtopt.core.terminal import visible
 from trtopt.core.values import Issue
 
@@ -34,8 +34,7 @@ def test_what_is_printable_stays_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_progress_is_one_line_whatever_it_names(stream: io.StringIO) -> None:
-    said = reporter(stream)
-    assert type(said) is (TerminalReporter if stream.isatty() else PlainReporter)
+    said = StreamReporter(stream)
     said.note(TERMINAL)
     with said.phase(f"phase {TERMINAL}") as phase:
         phase.detail(TERMINAL)

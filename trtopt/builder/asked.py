@@ -87,7 +87,7 @@ def with_profiles(
     what = "one profile for batch {0} to {2}, tuned for {1}".format(*DEFAULT_BATCH)
     if not dynamic:
         what = "the size that images are prepared in"
-    reporter.note(f"no `shapes=` given: {what} ({shapes_option([profile])})")
+    reporter.note(f"no `shapes=` given: {what} ({shapes_option(profile)})")
     return replace(spec, profiles=(profile,))
 
 

@@ -91,7 +91,7 @@ class BuildRequest:
     shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = shared.shapes(group="Shapes")
     target: Sequence[str] | str = shared.target(group="Build")
     backend: str = shared.backend()
-    device: int = option(0, help="The GPU to build on, and to time engines on.")
+    device: int = option(0, help="The GPU to build on, and to time engines on.", least=0)
     workspace: str | int | None = option(None, help="Most scratch memory.", unit="bytes", metavar="2GiB", typed=str)
     optimization_level: int | None = option(None, help="0 (fast build) to 5.", typed=int)
     timing_cache: str | os.PathLike[str] | None = option(
@@ -103,7 +103,9 @@ class BuildRequest:
     )
     hardware_compatibility: str = option("none", help="none, ampere_plus or same_compute_capability.")
     version_compatible: bool = option(False, help="Runs on later versions, and on the lean runtime, which it carries.")
-    exclude_lean_runtime: bool = option(False, help="Leave it out: runs on that version's lean runtime.")
+    exclude_lean_runtime: bool = option(
+        False, help="Leave it out: runs on that version's lean runtime.", beside="`version_compatible=True`"
+    )
     strip: bool = option(False, help="Leave the weights out of the plan.")
     refit: bool = option(False, help="Let weights be replaced later.")
     sparsity: bool = option(False, help="Use 2:4 sparse kernels where weights allow.")

@@ -14,13 +14,13 @@ import trtopt.cli.commands  # noqa: F401  (adds them)
 from trtopt.cli.application import FLAGS, app
 from trtopt.core import stopping
 from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError, without_graphs
-from trtopt.core.library_output import TELEMETRY_OFF, wanted
+from trtopt.core.library_output import wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.removed import went
 from trtopt.core.terminal import visible
 from trtopt.core.words import counted
 
-# What other commands, and other tools, call differently.
+# Options and commands that others have, and what to type instead.
 _ELSEWHERE = {
     "--input": "arrays are given as --data F.npz",
     "--tolerance": "verify's limits are --min-snr DB and --min-agreement SHARE",
@@ -28,18 +28,6 @@ _ELSEWHERE = {
     "--fp32": "FP32 is what trtopt build gives without a precision",
     **dict.fromkeys(("-m", "--model"), "the model is given without one: trtopt build MODEL.onnx"),
     **dict.fromkeys(("-o", "--output"), "trtopt check writes the cleaned model with --fix FILE"),
-}
-
-# What doesn't take several words, as people type them.
-_ONE_VALUE = {
-    "--images": "one folder, no list such as a shell makes of *",
-    "--data": "one file or folder, no list such as a shell makes of *",
-    "--migrate": "one command, in quotes",
-    "--shapes": "the shapes of several inputs in one text, 'a:1x3;b:1x4' in quotes, or the option again",
-}
-
-# What other tools call a command.
-_COMMANDS = {
     "quantize": "trtopt build MODEL.onnx --int8 --images DIR --preprocess PRESET -o MODEL.engine quantizes",
     **dict.fromkeys(("convert", "compile"), "trtopt export makes ONNX from PyTorch, trtopt build an engine from ONNX"),
     **dict.fromkeys(("optimize", "simplify"), "trtopt check MODEL.onnx --fix CLEAN.onnx simplifies a model"),
@@ -50,11 +38,18 @@ _COMMANDS = {
     **dict.fromkeys(("infer", "predict"), "trtopt run ENGINE --images DIR runs an engine"),
 }
 
+# What doesn't take several words, as people type them.
+_ONE_VALUE = {
+    "--images": "one folder, no list such as a shell makes of *",
+    "--data": "one file or folder, no list such as a shell makes of *",
+    "--migrate": "one command, in quotes",
+    "--shapes": "the shapes of several inputs in one text, 'a:1x3;b:1x4' in quotes, or the option again",
+}
+
 
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
     keep_apart()
-    os.environ.setdefault(TELEMETRY_OFF, "1")  # for the user's own modules, too
     try:
         try:
             status = app(prog_name="trtopt", standalone_mode=False)
@@ -93,24 +88,19 @@ def _tell_of_native_lines(failed: bool) -> None:
         print(f"native: {line}", file=sys.stderr)
 
 
-def _instead(command: str, option: str, name: str) -> str:
-    """Return what to type for an option, or a command of this name, that isn't there; empty: nothing is known."""
-    if option:
-        if known := _ELSEWHERE.get(option):
-            return known
-        from trtopt.diagnosis.migration import OPTIONS
+def _instead(word: str) -> str:
+    """Return what to type for an option or a command that isn't there; empty: nothing is known."""
+    if not word.startswith("--") or word in _ELSEWHERE or went(word):
+        return _ELSEWHERE.get(word, "")
+    from trtopt.diagnosis.migration import OPTIONS
 
-        typed = [word for word in sys.argv[2:] if word.startswith("--")]
-        if option.removeprefix("--") in OPTIONS and (own := [word for word in typed if word.split("=")[0] == option]):
-            whole = any(word.startswith(("--onnx=", "--loadEngine=")) for word in typed)
-            line = shlex.quote(" ".join(["trtexec", *(typed if whole else ["--onnx=MODEL.onnx", *own])]))
-            return f"it is trtexec's; trtopt doctor --migrate {line} says what to type"
+    typed = [text for text in sys.argv[2:] if text.startswith("--")]
+    own = [text for text in typed if text.split("=")[0] == word]
+    if word.removeprefix("--") not in OPTIONS or not own:
         return ""
-    if name and command == "trtopt deploy":
-        return f"it is trtopt deploy triton {shlex.quote(name)} --repo FOLDER"
-    if name.endswith(".toml") and command == "trtopt jobs":
-        return f"it is trtopt jobs run {shlex.quote(name)}"
-    return _COMMANDS.get(name, "")
+    whole = any(text.startswith(("--onnx=", "--loadEngine=")) for text in typed)
+    line = shlex.quote(" ".join(["trtexec", *(typed if whole else ["--onnx=MODEL.onnx", *own])]))
+    return f"it is trtexec's; trtopt doctor --migrate {line} says what to type"
 
 
 def _failure(error: Exception) -> int:
@@ -131,10 +121,9 @@ def _failure(error: Exception) -> int:
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status, message = "UsageError", 2, error.format_message().rstrip(".?")
-        option = str(getattr(error, "option_name", ""))
-        name = next(iter(re.findall(r"^No such command '(.*?)'", message)), "")
-        instead = _instead(command, option, name)
-        problem = went(option or name) or (f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message)
+        word = getattr(error, "option_name", None) or next(iter(re.findall(r"^No such command '(.*?)'", message)), "")
+        instead = _instead(word)
+        problem = went(word) or (f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message)
         for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
             if "unexpected extra argument" in problem and flag in _ONE_VALUE and not behind.startswith("-"):
                 problem = f"{flag} takes {_ONE_VALUE[flag]}"

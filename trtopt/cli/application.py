@@ -53,6 +53,31 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
 
+class ValuesInARow(Command):
+    """`--images a.jpg b.jpg`, as a shell's `*.jpg` gives them: typer takes one value after each option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words: list[str] = []
+        option = ""
+        for number, text in enumerate(args):
+            if text.startswith("-"):
+                option = text if text in ("--images", "--data", "--input") and number else ""
+            elif option and words[-1] != option:
+                words.append(option)
+            words.append(text)
+        return super().parse_args(ctx, words)
+
+
+class RayAlone(Command):
+    """`--ray` without an address means auto; typer has no options whose value may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place in reversed([number for number, text in enumerate(args) if text == "--ray"]):
+            if place + 1 == len(args) or args[place + 1].startswith("-"):
+                args.insert(place + 1, "auto")
+        return super().parse_args(ctx, args)
+
+
 class _Anywhere(TyperGroup):
     """`-v` and `-q` may stand after the command, too, where people type them."""
 
@@ -121,6 +146,7 @@ _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on st
 def command_group(name: str, help_text: str) -> typer.Typer:
     """A command that has commands of its own; `help_text` is its help."""
     group = typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
+    group.callback()(lambda: None)  # keeps the only command's name, which typer would leave out
     app.add_typer(group, name=name)
     return group
 
@@ -146,20 +172,15 @@ def command_of(
         judged: exit status 1, or the result's `exit_status`, where it has an `ok` that is False.
         measures: the result is kept beside the engine that it is of, for `report`.
     """
-    entries = options(request)
-    cli_options: dict[str, tuple[Field[Any], About]] = {}
-    for field_name, entry in entries.items():
-        if entry[1].help:
-            cli_options |= {field_name: entry} | (options(_Pixels) if field_name == "preprocess" else {})
-    several = [field_name for field_name, entry in cli_options.items() if _repeats(*entry)]
-    grouped = any(entry[1].group for entry in entries.values())
-    parameters = [_parameter(*entry, grouped=grouped) for entry in cli_options.values()]
-    own = {
-        field_name: about.metavar or field_name.upper() if _is_argument(item, about) else "/".join(_flags(item, about))
-        for field_name, (item, about) in cli_options.items()
-    }  # what messages call an option: its flags, or what stands for an argument
-    FLAGS.update((field_name, form) for field_name, form in own.items() if form.startswith("-"))
+    shown = _shown(request)
+    grouped = any(about.group for _, about in options(request).values())
+    parameters = [_parameter(item, about, grouped=grouped) for item, about in shown.values()]
     parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=_JSON))
+    own = {
+        name: about.metavar or name.upper() if _is_argument(item, about) else "/".join(_flags(item, about))
+        for name, (item, about) in shown.items()
+    }  # what messages call an option: its flags, or what stands for an argument
+    FLAGS.update((name, form) for name, form in own.items() if form.startswith("-"))
 
     def made(text: Callable[[Any, Options], Iterator[str]]) -> None:
         @functools.wraps(text)
@@ -167,28 +188,20 @@ def command_of(
             import trtopt
 
             FLAGS.update(own)
-            values |= {field_name: () for field_name in several if not values[field_name]}
-            if "preprocess" in values:
-                values["preprocess"] = _prepared(values)
-            values |= {field_name: parse(values[field_name]) for field_name, parse in read.items()}
+            values = _values(shown, values, read)
             # What a module or a metric of the user's own prints isn't part of the object.
             with contextlib.redirect_stdout(sys.stderr) if json_output else contextlib.nullcontext():
-                reporter = {"reporter": _reporter()} if "reporter" in entries else {}
+                reporter = {"reporter": _reporter()} if "reporter" in options(request) else {}
                 function = call or getattr(trtopt, text.__name__)
-                if not gc.isenabled():  # look for garbage from here on, but not among what is there
-                    gc.freeze()
-                    gc.enable()
+                _collect_garbage()
                 result = function(**values, **reporter)
             document = told(plain(result)) if json_output or measures else {}
             if measures:
                 from trtopt.diagnosis.results import keep
 
                 document |= keep(result, text.__name__, document, values, _reporter())
-            if json_output:
-                print(json.dumps(document, default=str))
-            else:
-                for line in text(result, values):
-                    print(visible(told(line)))
+            for line in [json.dumps(document, default=str)] if json_output else text(result, values):
+                print(line if json_output else visible(told(line)))
             if judged and not getattr(result, "ok", True):
                 raise typer.Exit(getattr(result, "exit_status", 1))
 
@@ -200,8 +213,47 @@ def command_of(
     return made
 
 
-def _repeats(item: Field[Any], about: About) -> bool:
-    return item.default == () and about.typed is None
+def _collect_garbage() -> None:
+    """Look for garbage from here on, but not among what is there."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
+def _shown(request: type[Any]) -> dict[str, tuple[Field[Any], About]]:
+    """Return the options of a request that its command has: name → field and description."""
+    shown: dict[str, tuple[Field[Any], About]] = {}
+    for name, entry in options(request).items():
+        if entry[1].help:
+            shown |= {name: entry} | (options(_Pixels) if name == "preprocess" else {})
+    return shown
+
+
+def _values(
+    shown: Mapping[str, tuple[Field[Any], About]], typed: Mapping[str, Any], read: Mapping[str, Callable[[Any], Any]]
+) -> dict[str, Any]:
+    """Make the function's keywords of what was typed."""
+    values = dict(typed)
+    for name, (item, about) in shown.items():
+        if item.default == ():
+            if values[name] in (None, []):
+                values[name] = ()
+            elif about.typed is str:
+                values[name] = parted(flag_of(item), values[name], numbers="int" in str(item.type))
+    if "preprocess" in values:
+        values["preprocess"] = _prepared(values)
+    return values | {name: parse(values[name]) for name, parse in read.items()}
+
+
+def parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
+    """Read a list that is typed as one text, A,B."""
+    from trtopt.core.errors import UsageError
+
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(part.isdecimal() if numbers else part for part in parts):
+        example = "numbers such as 1,8,32" if numbers else "one, or A,B"
+        raise UsageError(f"{flag} {text!r} can't be read; write {example}")
+    return tuple(map(int, parts)) if numbers else parts
 
 
 def _is_argument(item: Field[Any], about: About) -> bool:
@@ -215,7 +267,7 @@ def _flags(item: Field[Any], about: About) -> list[str]:
 def _parameter(item: Field[Any], about: About, *, grouped: bool) -> Parameter:
     """Return what typer makes a command's option or argument of."""
     required = about.needed or item.default is MISSING
-    kind: Any = list[str] if _repeats(item, about) else about.typed or type(item.default)
+    kind: Any = about.typed or (list[str] if item.default == () else type(item.default))
     absent = item.default is None or item.default == ()  # None, for typer
     annotation: Any = kind | None if absent and not required else kind
     metavar = about.metavar or about.unit.upper() or None
@@ -249,17 +301,16 @@ def _image_option(name: str, text: str) -> Any:
         if name in ("mean", "std"):
             return [float(number) for number in text.split(",")]
     except ValueError:
-        example = (
-            "480x640, height first" if name == "size" else "0.5, or one number per channel such as 0.485,0.456,0.406"
-        )
+        channels = "0.5, or one number per channel such as 0.485,0.456,0.406"
+        example = "480x640, height first" if name == "size" else channels
         raise UsageError(f"--{name} {text!r} can't be read; write {example}") from None
     return text
 
 
 def _reporter() -> Reporter:
-    from trtopt.core.progress import reporter
+    from trtopt.core.progress import QuietReporter, StreamReporter
 
-    return reporter(sys.stderr, FLAGS, quiet=_STATE.quiet)
+    return (QuietReporter if _STATE.quiet else StreamReporter)(sys.stderr, FLAGS)
 
 
 def told(value: Any) -> Any:

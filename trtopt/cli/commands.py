@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import make_dataclass
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.cli.application import Command, Options, command_group, command_of
+from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of, parted
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
@@ -50,31 +49,13 @@ def _factory_arguments(texts: Sequence[str] | None) -> dict[str, Any] | None:
     return dict(map(parse_argument, texts)) if texts else None
 
 
-def _listed(flag: str, text: str | None) -> tuple[str, ...]:
-    from trtopt.core.errors import UsageError
-
-    parts = () if text is None else tuple(part.strip() for part in text.split(","))
-    if not all(parts):
-        raise UsageError(f"{flag} {text!r} lacks something beside a comma; write one, or A,B")
-    return parts
-
-
-def _sizes(text: str | None) -> tuple[int, ...]:
-    from trtopt.core.errors import UsageError
-
-    sizes = _listed("--batch", text)
-    if not all(size.isdecimal() for size in sizes):
-        raise UsageError(f"--batch {text!r} can't be read; write numbers such as 1,8,32")
-    return tuple(map(int, sizes))
-
-
 _MODULE = {"factory_arg": _factory_arguments, "inputs": _inputs}
 
 
 @command_of(
     ExportRequest,
     "trtopt export torchvision:resnet50 -o resnet50.onnx",
-    read={**_MODULE, "output_names": lambda texts: _listed("--output-names", ",".join(texts)) if texts else None},
+    read={**_MODULE, "output_names": lambda texts: parted("--output-names", ",".join(texts)) if texts else None},
 )
 def export(result: Any, values: Options) -> Iterator[str]:
     """Export a PyTorch model to ONNX, and compare the two."""
@@ -154,14 +135,7 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
         for item in result.sources[: values["top"] or None]
     ]
     title = f"{result.model}: noise at {result.output}, {result.samples} samples"
-    columns = (
-        "quantized alone",
-        "read by",
-        "dB",
-        "of the noise",
-        "of the arithmetic",
-    )
-    print_table(title, columns, rows)
+    print_table(title, ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"), rows)
     if len(rows) < len(result.sources):
         yield f"{len(result.sources) - len(rows)} more: --top 0 prints all"
     yield result.summary[0].upper() + result.summary[1:]
@@ -290,7 +264,6 @@ def pipeline(result: Any, values: Options) -> Iterator[str]:
 @command_of(
     BenchRequest,
     "trtopt bench model.engine --batch 1,8,32 --against onnxruntime",
-    read={"against": partial(_listed, "--against"), "batch": _sizes},
     measures=True,
 )
 def bench(report: Any, values: Options) -> Iterator[str]:
@@ -299,22 +272,7 @@ def bench(report: Any, values: Options) -> Iterator[str]:
     yield from report.remarks()
 
 
-class _ValuesInARow(Command):
-    """`--images a.jpg b.jpg`, as a shell's `*.jpg` gives them: typer takes one value after each option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words: list[str] = []
-        option = ""
-        for number, text in enumerate(args):
-            if text.startswith("-"):
-                option = text if text in ("--images", "--data", "--input") and number else ""
-            elif option and words[-1] != option:
-                words.append(option)
-            words.append(text)
-        return super().parse_args(ctx, words)
-
-
-@command_of(RunRequest, "trtopt run model.engine --images photos/", cls=_ValuesInARow, measures=True)
+@command_of(RunRequest, "trtopt run model.engine --images photos/", cls=ValuesInARow, measures=True)
 def run(result: Any, values: Options) -> Iterator[str]:
     """Run an engine on arrays or images. Exit status 1 if an image couldn't be used."""
     for item in result.outputs:
@@ -337,17 +295,7 @@ def run(result: Any, values: Options) -> Iterator[str]:
 jobs = command_group("jobs", "Calibrate and build many models. On all cores and GPUs or a Ray cluster; resumable.")
 
 
-class _RayAlone(Command):
-    """`--ray` without an address means auto; typer has no options whose value may be left out."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for place in reversed([number for number, text in enumerate(args) if text == "--ray"]):
-            if place + 1 == len(args) or args[place + 1].startswith("-"):
-                args.insert(place + 1, "auto")
-        return super().parse_args(ctx, args)
-
-
-@command_of(JobsRequest, "trtopt jobs run jobs.toml", group=jobs, name="run", cls=_RayAlone)
+@command_of(JobsRequest, "trtopt jobs run jobs.toml", group=jobs, name="run", cls=RayAlone)
 def run_jobs(result: Any, values: Options) -> Iterator[str]:
     """Run a job list; run it again to go on where it was stopped. Exit status 1 if a job failed."""
     rows = [(job.name, job.status, job.outcome) for job in result.jobs]
@@ -364,7 +312,7 @@ def show_jobs(result: Any, values: Options) -> Iterator[str]:
     yield result.summary
 
 
-@command_of(ProfileRequest, "trtopt profile model.engine --batch 32", read={"batch": _sizes}, measures=True)
+@command_of(ProfileRequest, "trtopt profile model.engine --batch 32", measures=True)
 def profile(result: Any, values: Options) -> Iterator[str]:
     """Time each layer of an engine on the GPU, beside the whole."""
     print_table(str(values["engine"]), *result.table(values["top"]))
@@ -391,11 +339,6 @@ deploy = command_group(
     "deploy",
     "Write what a server needs to serve engines. For NVIDIA's Triton Inference Server it is a model repository.",
 )
-
-
-@deploy.callback()
-def _deploy() -> None:
-    """Keeps `triton` a command of its own, where typer would leave out the only one's name."""
 
 
 @command_of(DeployRequest, "trtopt deploy triton model.engine --repo models", group=deploy, name="triton")
@@ -465,12 +408,7 @@ def serve(result: Any, values: Options) -> Iterator[str]:
     yield f"tritonserver ended with exit status {result.exit_status}"
 
 
-@dataclass(frozen=True)
-class _VersionRequest:
-    pass
-
-
-@command_of(_VersionRequest, "trtopt version --json")
+@command_of(make_dataclass("VersionRequest", ()), "trtopt version --json")
 def version(report: Any, values: Options) -> Iterator[str]:
     """Say the versions of trtopt, TensorRT and the libraries."""
     from trtopt.core.version import to_install

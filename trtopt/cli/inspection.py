@@ -82,19 +82,11 @@ def engine_lines(report: Any) -> Iterator[str]:
             yield f"  calibrated: {manifest.calibration['method']}{f', {samples} samples' if samples else ''}"
         if manifest.comparison:
             yield f"  {manifest.comparison['why']} on {manifest.comparison['gpu']}"
-    if line := ", ".join(
-        f"{what} {memory_size(report.memory[key])}" for key, what in _HELD.items() if report.memory.get(key)
-    ):
-        yield f"  memory: {line}"
+    held = {"plan": "plan", "workspace_limit": "workspace at most", "scratch": "scratch of a context"}
+    if parts := [f"{what} {memory_size(report.memory[key])}" for key, what in held.items() if report.memory.get(key)]:
+        yield f"  memory: {', '.join(parts)}"
     for note in report.notes:
         yield f"  note: {note}"
-
-
-_HELD = {
-    "plan": "plan",
-    "workspace_limit": "workspace at most",
-    "scratch": "scratch of a context",
-}
 
 
 def memory_size(nbytes: int) -> str:

@@ -40,20 +40,22 @@ class Damaged(Exception):
 
 # msgspec's words → those of messages
 _WORDS = {
+    "null | ": "",
+    " | null": "",
+    " | ": " or ",
+    "`": "",
+    " of length <=": " of at most",
+    " of length >=": " of at least",
+    " of length": " of",
+    "<=": "of at most",
+    ">=": "of at least",
+    ">": "above",
     "str": "a text",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
     "array": "a list",
     "object": "a mapping",
-}
-_SIGNS = {
-    " of length <=": " <=",
-    " of length >=": " >=",
-    " of length": " of",
-    "<=": "of at most",
-    ">=": "of at least",
-    ">": "above",
 }
 _NEEDED = dict[str, str]()  # what it says of a text that doesn't match a pattern → what is needed
 
@@ -200,15 +202,9 @@ def _damaged(said: str, value: Any, where: str) -> Damaged:
     name = "a name in " * in_keys + ((where + path).removeprefix(".") or "it")
     if lacking := re.search("required field `(.*)`", problem):
         return Damaged(f"{name} lacks {lacking[1]!r}")
-    problem, _, _ = problem.removeprefix("Expected ").partition(", got ")
-    kinds = re.sub(
-        "`([a-z |]+)`",
-        lambda found: " or ".join(_WORDS.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"),
-        problem,
-    )
-    for sign, words in _SIGNS.items():
-        kinds = kinds.replace(sign, words)
-    needed = f"{_NEEDED.get(problem, kinds)} is needed" if "Invalid" not in problem else "another value is needed"
+    problem = problem.removeprefix("Expected ").partition(", got ")[0]
+    words = _NEEDED.get(problem) or re.sub("|".join(map(re.escape, _WORDS)), lambda found: _WORDS[found[0]], problem)
+    needed = f"{'another value' if 'Invalid' in problem else words} is needed"
     try:
         for key, index in re.findall(r"\.([^.[]+)|\[(.+?)\]", path):
             value = value[int(index) if index else key]

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.temporary import ADVICE, folder_in, is_scratch
@@ -22,13 +22,8 @@ from trtopt.core.temporary import ADVICE, folder_in, is_scratch
 WHOLE = 256 << 20  # bytes of a file that is read at once; models and plans may have more
 
 
-class _Call(Protocol):
-    def refuse(self, target: Path) -> None: ...
-
-    def given(self, path: Path) -> bool: ...
-
-
-CALLS: ContextVar[tuple[_Call, ...]] = ContextVar("calls", default=())  # in progress, each within that before it
+# In progress, each within that before it (`trtopt.core.kept.Call`).
+CALLS: ContextVar[tuple[Any, ...]] = ContextVar("calls", default=())
 
 
 @contextlib.contextmanager
@@ -125,9 +120,9 @@ def opened_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115  (the caller closes it)
     except IsADirectoryError as error:
         raise Unreadable(errno.EISDIR, "it is a folder", path) from error
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode):
         file.close()
-        raise Unreadable(errno.EINVAL, "it is no regular file", path)
+        raise Unreadable(errno.EINVAL, f"it is {_kind(mode)}", path)
     return file
 
 
@@ -180,24 +175,17 @@ def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> 
     """`path` as a Path, or a UsageError that says what was looked for, and `advice` where nothing is there."""
     try:
         file = Path(path)
+        with opened_regular(file) as content:
+            content.read(1)
     except TypeError:
         raise UsageError(f"{what} is {type(path).__name__}; a path is needed") from None
-    try:
-        mode = file.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         with contextlib.suppress(OSError):
             for near in difflib.get_close_matches(file.name, [item.name for item in file.parent.iterdir()], 1, 0.8):
                 advice = f"did you mean {file.with_name(near)}?"
         raise UsageError(f"{what} {file} doesn't exist{advice and '; '}{advice}") from None
-    except (OSError, ValueError) as error:  # such as a name too long, or one with a NUL
-        raise UsageError(f"{what} {file} can't be read: {_reason(error)}") from error
-    if not stat.S_ISREG(mode):
-        raise UsageError(f"{what} {file} is {_kind(mode)}; a file is needed")
-    try:
-        with opened_regular(file) as content:
-            content.read(1)
-    except OSError as error:  # not the caller's to read, a damaged disk
-        raise UsageError(f"{what} {file} can't be read: {_reason(error)}") from error
+    except (OSError, ValueError) as error:  # not the caller's to read, a damaged disk; a name too long, or with a NUL
+        raise UsageError(f"{what} {path} can't be read: {_reason(error)}") from error
     return file
 
 

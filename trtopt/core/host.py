@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 
 from trtopt.core.files import whole
 
@@ -35,14 +34,6 @@ def free_memory() -> int | None:
         cached = [int(line.split()[1]) for line in _lines(f"{CGROUP}/memory.stat") if line.startswith("file ")]
         limits.append(max(0, int(limit[0]) - int(used[0]) + sum(cached)))
     return min(limits, default=None)
-
-
-def peak_memory() -> int:
-    """Most bytes that this process held at once."""
-    for line in _lines("/proc/self/status"):
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _lines(path: str) -> list[str]:

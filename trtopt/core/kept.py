@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import mmap
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import Damaged, read_json, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import CALLS, check_writable, opened_regular
-from trtopt.core.options import ENGINE, options
 from trtopt.core.words import named
 
+FILE, ENGINE, FOLDER = ("",), ("", ".json", ".results.json"), (os.sep,)  # endings of what is written by a name
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
 ARRAYS = frozenset([".npy", ".npz"])
 _FOLDERS = {"images": EXTENSIONS, "data": ARRAYS, "input": ARRAYS}  # option or key → endings of what is read there
@@ -31,33 +30,22 @@ _FOLDERS = {"images": EXTENSIONS, "data": ARRAYS, "input": ARRAYS}  # option or 
 _LOCATION = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x1f])")
 
 
+@dataclass(frozen=True)
 class Call:
     """Files that one call reads (option → what was given for it, of any kind) and writes (option, what was given for it, and an
     ending of what is written by that name)."""
 
-    def __init__(self, reads: Mapping[str, Any], targets: Sequence[tuple[str, str, str]]) -> None:
-        self.reads, self.targets = reads, targets
-
-    @classmethod
-    def of(cls, request: Any) -> Call:
-        """The call that a request asks for."""
-        reads, targets = dict[str, Any](), list[tuple[str, str, str]]()
-        for name, (_, said) in options(type(request)).items():
-            value = getattr(request, name)
-            if not said.writes:
-                reads[name] = value
-            elif isinstance(value, (str, os.PathLike)) and (given := os.fspath(value)) != "none":
-                targets += [(name, given, ending) for ending in said.writes]
-        return cls(reads, targets)
+    reads: Mapping[str, Any]
+    targets: Sequence[tuple[str, str, str]]
 
     def check(self) -> None:
         """Raise UsageError where a target is an input, or is written twice."""
         written: dict[str, str] = {}
         for option, given, ending in self.targets:
             target = given + ending
-            self.refuse(Path(target), option, given)
+            self.refuse(Path(target), option)
             if other := written.get(real := os.path.realpath(target)):
-                raise _lost(option, given, Path(target), f"{named(other)} writes, too")
+                raise _lost(option, Path(target), f"{named(other)} writes, too")
             written[real] = option
 
     def check_writable(self) -> None:
@@ -71,7 +59,7 @@ class Call:
         """Tell if the path is what the user named to be written, and no name that follows from it."""
         return any(path == Path(given) for _, given, _ in self.targets)
 
-    def refuse(self, target: Path, option: str = "", given: str = "") -> None:
+    def refuse(self, target: Path, option: str = "") -> None:
         """Raise UsageError where writing `target` would lose an input; without `option`, its name follows from one's.
 
         An engine's results are read and added to by who measures it: only who names them as something else would lose them.
@@ -79,25 +67,18 @@ class Call:
         if not option and target.name.endswith(ENGINE[-1]):
             return
         with contextlib.suppress(OSError, ValueError):  # nothing is there
-            if (found := self._input(target, target.stat())) is not None:
-                within = (item for item in self.targets if Path(item[1]) in target.parents)
-                option, given, _ = (
-                    (option, given, "") if option else next(within, (*self.targets, ("output", "out", ""))[0])
-                )
-                raise _lost(option, given, found[1], f"{named(found[0])} reads")
-
-    def _input(self, target: Path, info: os.stat_result) -> tuple[str, Path] | None:
-        files, folders = self._inputs
-        if found := files.get((info.st_dev, info.st_ino)):
-            return found
-        real = Path(os.path.realpath(target))
-        for option, folder, endings in folders:
-            if real.is_relative_to(folder) and real.suffix.lower() in endings:
-                return option, target
-            twins = (item for item in folder.rglob("*") if info.st_nlink > 1 and item.suffix.lower() in endings)
-            if twin := next((item for item in twins if item.is_file() and item.samefile(target)), None):
-                return option, twin
-        return None
+            info, real = target.stat(), Path(os.path.realpath(target))
+            files, folders = self._inputs
+            samples = (
+                (name, target)
+                for name, folder, endings in folders
+                if real.is_relative_to(folder) and real.suffix.lower() in endings
+            )
+            if (found := files.get((info.st_dev, info.st_ino)) or next(samples, None)) is not None:
+                if not option:
+                    within = (name for name, given, _ in self.targets if Path(given) in target.parents)
+                    option = next(within, self.targets[0][0] if self.targets else "output")
+                raise _lost(option, found[1], f"{named(found[0])} reads")
 
     @functools.cached_property  # looked for only where a target is there already
     def _inputs(self) -> tuple[dict[tuple[int, int], tuple[str, Path]], list[tuple[str, Path, frozenset[str]]]]:
@@ -135,6 +116,12 @@ def keeping(call: Call) -> Iterator[None]:
 def named_in(path: Path) -> Mapping[str, Any]:
     """Return the files that a file names, by keys: a recipe's content, an engine's manifest and what that was made from,
     external weights. A job list's jobs say it themselves."""
+    from trtopt.core.documents import (  # with msgspec, which only a file that is there needs
+        Damaged,
+        read_json,
+        read_toml,
+    )
+
     found: dict[str, Any] = {"beside": [path.name + ending for ending in ENGINE[1:]]}
     with contextlib.suppress(Damaged, OSError, AttributeError, KeyError, TypeError):
         if path.suffix == ".toml":
@@ -170,10 +157,5 @@ def _weights(path: Path) -> list[str]:
     return list(places)
 
 
-def _lost(option: str, given: str, file: Path, by: str) -> UsageError:
-    path = Path(given, "out") if Path(given).name in ("", "..") else Path(given)
-    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
-    free = str(next(name for name in names if not os.path.lexists(name)))
-    return UsageError(
-        f"{named(option)} would overwrite {file}, which {by}: give another name, such as {named(option, free)}"
-    )
+def _lost(option: str, file: Path, by: str) -> UsageError:
+    return UsageError(f"{named(option)} would overwrite {file}, which {by}: give another name")

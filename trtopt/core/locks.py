@@ -25,9 +25,8 @@ def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting", adv
     lock = alone_now(path, advice)
     if lock is None:
         with reporter.phase(waiting):
-            while lock is None:
+            while (lock := alone_now(path, advice)) is None:
                 time.sleep(POLL)
-                lock = alone_now(path, advice)
     with lock:
         yield
 

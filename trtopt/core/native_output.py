@@ -16,13 +16,7 @@ from typing import Any, BinaryIO
 from trtopt.core.terminal import visible
 
 _kept: BinaryIO | None = None
-
-
-def open_closed() -> None:
-    """Keep the descriptors 0, 1 and 2 from being those of files that are opened later, and printed into."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # always the lowest number that is free
-        pass
-    os.close(descriptor)
+_own = list[Any]()  # for the life of the process: a file must not get a closed stream's descriptor, and be printed into
 
 
 def keep_apart() -> None:
@@ -42,7 +36,7 @@ def keep_apart() -> None:
     sys.stdout, sys.stderr = map(_copy, own)
     for descriptor in (1, 2):
         os.dup2(diverted.fileno(), descriptor)
-    _kept = diverted
+    _kept, _own[:] = diverted, own
     faulthandler.enable(sys.stderr)
 
 

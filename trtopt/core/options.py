@@ -27,9 +27,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from trtopt.core.errors import UsageError
+from trtopt.core.kept import ENGINE as ENGINE, FILE as FILE, FOLDER as FOLDER, Call, keeping
 from trtopt.core.removed import went
 from trtopt.core.words import NAMED, keyed as keyed, named as named, spoken as spoken
 
@@ -38,7 +39,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 ABOUT = "trtopt"  # the key of a field's metadata
-FILE, ENGINE, FOLDER = ("",), ("", ".json", ".results.json"), (os.sep,)  # what is written by a name: `About.writes`
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,6 @@ class About:
         needed: the command can't do without it, though the function can.
         positional: it is an argument of the command though it has a default.
         least: the smallest number that it may be, or hold; None: any.
-        takes: names of the types that the function takes besides a path (function: whatever can be called); others are
-            refused. None: they aren't, unless it is a path without a default, which takes nothing else.
         group: the heading that its command's help has above it and all that follow, until the next one.
         beside: the options without any of which it has no effect, as messages name them; of a list, with what it has to hold.
         writes: it names what is written; its name's endings then: `FILE`, `FOLDER`, or `ENGINE` with what lies beside.
@@ -69,7 +67,6 @@ class About:
     needed: bool = False
     positional: bool = False
     least: int | None = None
-    takes: tuple[str, ...] | None = None
     beside: str = ""
     writes: tuple[str, ...] = ()
     group: str = ""
@@ -103,6 +100,18 @@ def without(request: R, *names: str) -> R:
     return replace(request, **found)  # type: ignore[type-var]
 
 
+def call_of(request: Any) -> Call:
+    """Return what a request reads and writes."""
+    reads, targets = dict[str, Any](), list[tuple[str, str, str]]()
+    for name, (_, said) in options(type(request)).items():
+        value = getattr(request, name)
+        if not said.writes:
+            reads[name] = value
+        elif isinstance(value, (str, os.PathLike)) and (given := os.fspath(value)) != "none":
+            targets += [(name, given, ending) for ending in said.writes]
+    return Call(reads, targets)
+
+
 def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callable[[R], T]], Callable[P, T]]:
     """Turn a function of a request into one of the request's fields, as positional arguments and keywords.
 
@@ -131,12 +140,10 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
                 near = difflib.get_close_matches(wrong, known.parameters, 1) if wrong else []
                 hint = f"; {went(wrong)}" if went(wrong) else f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{work.__name__}(): {error}{hint}") from None
-            from trtopt.core.kept import Call, keeping
-
             made_request = fitting(request(*arguments, **keywords))
             for problem in idle(made_request).values():
                 raise UsageError(problem)
-            with keeping(Call.of(made_request)) if writes else contextlib.nullcontext():
+            with keeping(call_of(made_request)) if writes else contextlib.nullcontext():
                 return work(made_request)
 
         result = work.__annotations__.get("return", Signature.empty)
@@ -173,7 +180,6 @@ def fitting(request: R) -> R:
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
         value = getattr(request, name)
-        takes = () if said.takes is None and item.default is MISSING and said.typed is Path else said.takes
         path = Path in (said.typed, *get_args(said.typed)) or "PathLike" in str(item.type)
         for text in value if isinstance(value, (list, tuple)) else (value,):
             if path and isinstance(text, (str, os.PathLike)) and not os.fspath(text):
@@ -182,12 +188,9 @@ def fitting(request: R) -> R:
             changes[name] = value = (value,)
         elif isinstance(value, Iterator) and "Sequence" in str(item.type):
             changes[name] = value = tuple(value)
-        if value is item.default or (takes is not None and isinstance(value, (str, os.PathLike))):
+        if value is item.default:
             continue
-        if takes is not None:
-            _refuse_unless(takes, name, value)
-        else:
-            _refuse_other(name, value, str(item.type))
+        _refuse_other(name, value, str(item.type))
         for number in () if said.least is None else value if isinstance(value, Sequence) else (value,):
             if number is not None and number < said.least:
                 raise UsageError(f"{named(name)} is {number}; at least {said.least} is needed")
@@ -222,43 +225,24 @@ def _is_on(value: Any, wanted: str) -> bool:
 
 def _refuse_other(name: str, value: Any, written: str) -> None:
     """Raise UsageError for a value of another type than the annotation's, where that is one that can be told."""
-    if (kind := _kind(written)) is not None and not kind.fits(value):
+    kind = _parsed(written)
+    if not _fits(value, kind):
+        words = sorted(filter(None, _needed(kind)), key=lambda word: word.startswith("a list"))
+        needed = " or ".join(word for word in words if word != "a text" or "a path" not in words)
         shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
-        raise UsageError(f"{named(name)} is {shown}; {kind} is needed")
+        hint = next((f": {_INSTEAD[base.__name__]}" for base in type(value).__mro__ if base.__name__ in _INSTEAD), "")
+        raise UsageError(f"{named(name)} is {shown}; {needed} is needed{hint}")
 
 
-def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
-    """Raise UsageError unless the value's type, or one that it inherits from, has one of these names."""
-    known, names = {kind.__name__ for kind in type(value).__mro__}, [kind.rpartition(".")[2] for kind in takes]
-    functional = "function" in takes and callable(value) and "Module" not in known  # a module takes tensors, no arrays
-    if not known.isdisjoint(names) or functional:
-        return
-    held = getattr(value, "__dict__", {}).items()
-    inside = [key for key, item in held if type(item).__name__ in names or isinstance(item, os.PathLike)]
-    hint = f": its .{inside[0]} is one" if inside else ""
-    if "ExportedProgram" in known and "Module" in names:
-        hint = ": its .module() is one, with the sizes that it was exported with"
-    if "Module" in known:
-        hint = ": trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it"
-    given = None if value is None else type(value).__name__
-    raise UsageError(f"{named(name)} is {given}; {' or '.join(['a path', *takes])} is needed{hint}")
+# Class of a value → what is right in its place.
+_INSTEAD = {
+    "Module": "trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it",
+    "ExportedProgram": "its .module() is one, with the sizes that it was exported with",
+    "CalibrateResult": "its .table is one",
+}
 
 
 # Types of fields, as they are written ---------------------------------------------------------------------------------------
-
-
-class _Kind(NamedTuple):
-    """Values that an annotation allows: `words` for each alternative, and for the items of each list among them (`listed`)."""
-
-    fits: Callable[[Any], bool]
-    words: tuple[str, ...] = ()
-    listed: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        words = [word for word in self.words if word != "a text" or "a path" not in self.words]
-        if self.listed and words and set(self.listed) <= set(words):
-            return " or ".join([*words, "a list of these"])
-        return " or ".join([*words, *(f"a list, each {each}," for each in self.listed)])
 
 
 def _whole(value: Any) -> bool:
@@ -268,55 +252,66 @@ def _whole(value: Any) -> bool:
         return False
 
 
-def _class(name: str) -> _Kind:
-    return _Kind(lambda value: any(kind.__name__ == name for kind in type(value).__mro__), (f"a trtopt.{name}",))
+def _is_one(name: str) -> Callable[[Any], bool]:
+    return lambda value: any(kind.__name__ == name for kind in type(value).__mro__)
 
 
-# Scalars of other libraries (NumPy's) count as those of Python: by what they can do, since this module imports none; classes
-# of trtopt by their names.
-_PLAIN = {
-    "int": _Kind(_whole, ("a whole number",)),
-    "float": _Kind(lambda value: isinstance(value, numbers.Real) or _whole(value), ("a number",)),
-    "bool": _Kind(lambda value: type(value).__name__ in ("bool", "bool_") or _whole(value), ("True or False",)),
-    "str": _Kind(lambda value: isinstance(value, str), ("a text",)),
-    "os.PathLike[str]": _Kind(lambda value: isinstance(value, (str, os.PathLike)), ("a path",)),
-    "GivenProfile": _Kind(lambda value: isinstance(value, Mapping), ("a mapping of inputs to their shapes",)),
-    "Reporter": _class("Reporter"),
-    "Session": _class("Session"),
-    "Any": _Kind(lambda value: True, ("anything",)),
-    "None": _Kind(lambda value: value is None),
+# Words for what an annotation allows, and if a value is that. Scalars of other libraries (NumPy's) count as those of Python: by
+# what they can do, since this module imports none; classes by their names.
+_PLAIN: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": ("a whole number", _whole),
+    "float": ("a number", lambda value: isinstance(value, numbers.Real) or _whole(value)),
+    "bool": ("True or False", lambda value: type(value).__name__ in ("bool", "bool_") or _whole(value)),
+    "str": ("a text", lambda value: isinstance(value, str)),
+    "os.PathLike[str]": ("a path", lambda value: isinstance(value, (str, os.PathLike))),
+    "GivenProfile": ("a mapping of inputs to their shapes", lambda value: isinstance(value, Mapping)),
+    "Runner": ("function", lambda value: callable(value) and not _is_one("Module")(value)),  # from arrays to arrays
+    "None": ("", lambda value: value is None),
+    "Reporter": ("a trtopt.Reporter", _is_one("Reporter")),
+    "Session": ("a trtopt.Session", _is_one("Session")),
+    "Table": ("Table", _is_one("Table")),
+    "ModelProto": ("ModelProto", _is_one("ModelProto")),
+    "Module": ("torch.nn.Module", _is_one("Module")),
 }
 _LISTS = {"Iterable": (str, bytes, Mapping), "Sequence": (str, bytes, Mapping, Set, Iterator)}  # and what is none
 
 
 @functools.cache
-def _kind(written: str) -> _Kind | None:
-    """Return what an annotation allows; None: it has a type that isn't looked at."""
-    return _read(ast.parse(written, mode="eval").body)
+def _parsed(written: str) -> ast.expr:
+    return ast.parse(written, mode="eval").body
 
 
-def _read(kind: ast.expr) -> _Kind | None:
-    name, inner = ast.unparse(kind), list[ast.expr]()
+def _parts(kind: ast.expr) -> tuple[str, list[ast.expr]]:
+    """Return a type's name, and what stands in its brackets."""
+    name = ast.unparse(kind)
+    if name in _PLAIN or not isinstance(kind, ast.Subscript):
+        return name if name in _PLAIN else name.rpartition(".")[2], []
+    return ast.unparse(kind.value), kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+
+
+def _fits(value: Any, kind: ast.expr) -> bool:
+    """Tell if a value is of a type; it is of each that isn't looked at."""
     if isinstance(kind, ast.BinOp):
-        inner = [kind.left, kind.right]
-    elif isinstance(kind, ast.Subscript) and name not in _PLAIN:
-        name, inner = ast.unparse(kind.value), kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-    parts = [part for item in inner if (part := _read(item)) is not None]
-    if not inner or len(parts) < len(inner):
-        return None if inner else _PLAIN.get(name)
-    one, other = parts[0], parts[-1]
-    if isinstance(kind, ast.BinOp):
-        return _Kind(
-            lambda value: one.fits(value) or other.fits(value), one.words + other.words, one.listed + other.listed
-        )
+        return _fits(value, kind.left) or _fits(value, kind.right)
+    name, inner = _parts(kind)
+    if name in _PLAIN:
+        return _PLAIN[name][1](value)
     if name == "Mapping":
-        return _Kind(
-            lambda given: isinstance(given, Mapping) and all(one.fits(key) and other.fits(given[key]) for key in given),
-            (f"a mapping of {one} to {other}",),
-        )
+        pairs = value.items() if isinstance(value, Mapping) else ()
+        return isinstance(value, Mapping) and all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in pairs)
+    if name in _LISTS:  # what gives its items only once isn't looked into
+        items = value if isinstance(value, Collection) else ()
+        listed = isinstance(value, Iterable) and not isinstance(value, _LISTS[name])
+        return listed and all(_fits(item, inner[0]) for item in items)
+    return True
 
-    def holds(value: Any) -> bool:  # what gives its items only once isn't looked into
-        fits = isinstance(value, Iterable) and not isinstance(value, _LISTS[name])
-        return fits and (not isinstance(value, Collection) or all(map(one.fits, value)))
 
-    return _Kind(holds, listed=(str(one),)) if name in _LISTS else None
+def _needed(kind: ast.expr) -> list[str]:
+    """Return words for each alternative."""
+    if isinstance(kind, ast.BinOp):
+        return _needed(kind.left) + _needed(kind.right)
+    name, inner = _parts(kind)
+    each = [" or ".join(_needed(item)) for item in inner]
+    if name in _PLAIN:
+        return [_PLAIN[name][0]]
+    return [f"a mapping of {each[0]} to {each[1]}" if name == "Mapping" else f"a list, each {each[0]},"]

@@ -120,11 +120,7 @@ def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[Re
         if Path(log).exists():
             with opened_regular(log) as there:
                 if (start := there.read(64)) and not _FIRST.match(start):
-                    other = Path(log).with_suffix(".log")
-                    free = f", such as `log={str(other)!r}`" * (not other.exists())
-                    raise UsageError(
-                        f"`log=` {os.fspath(log)} is there and no log of trtopt's: give another name{free}"
-                    )
+                    raise UsageError(f"`log=` {os.fspath(log)} is there and no log of trtopt's: give another name")
         file = open(log, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  (closed below)
     except OSError as error:
         raise OutputError(f"can't write the log {os.fspath(log)}: {error.strerror or error}") from error
@@ -141,20 +137,20 @@ def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[Re
             file.close()
 
 
-class PlainReporter(Reporter):
-    """Lines for logs: start, a heartbeat every ten seconds, end with the time taken."""
+class StreamReporter(Reporter):
+    """Lines in a stream: the start, a heartbeat every ten seconds, the end with the time taken. On a terminal what is at work
+    says so in a line in place, and leaves one at its end."""
 
     interval = HEARTBEAT  # seconds between signs of life
 
     def __init__(self, stream: TextIO | None = None, flags: Mapping[str, str] | None = None) -> None:
         self.stream, self.flags = stream or sys.stderr, flags or {}
+        self.terminal = self.stream.isatty()
         self._at_work = list[Phase]()
 
     def _line(self, text: str) -> None:
-        print(self._shown(text), file=self.stream, flush=True)
-
-    def _shown(self, text: str) -> str:
-        return visible(spoken(text, self.flags))
+        self.stream.write(_CLEAR * self.terminal)
+        print(visible(spoken(text, self.flags)), file=self.stream, flush=True)
 
     def note(self, text: str) -> None:
         self._line(text)
@@ -167,7 +163,7 @@ class PlainReporter(Reporter):
         phase, state, over = Phase(name, total), "stopped after ", threading.Event()
 
         def beat() -> None:
-            while not over.wait(self.interval):
+            while not over.wait(SPIN if self.terminal else self.interval):
                 self._beat(phase)
 
         thread = threading.Thread(target=beat, name="trtopt-heartbeat", daemon=True)
@@ -183,35 +179,17 @@ class PlainReporter(Reporter):
             self._line(f"{phase}: {state}{phase.seconds:.1f} s")
 
     def _beat(self, phase: Phase) -> None:
-        self._line(f"  {phase}… {phase.seconds:.0f} s")
-
-
-class TerminalReporter(PlainReporter):
-    """A line in place that says what is at work, with the time taken; a finished phase leaves one line."""
-
-    interval = SPIN
-
-    def _line(self, text: str) -> None:
-        self.stream.write(_CLEAR)
-        super()._line(text)
-
-    def _beat(self, phase: Phase) -> None:
-        if self._at_work[-1:] == [phase]:  # the innermost
+        text = f"{phase}… {phase.seconds:.0f} s"
+        if not self.terminal:
+            self._line(f"  {text}")
+        elif self._at_work[-1:] == [phase]:  # the innermost
             mark = "|/-\\"[int(phase.seconds / SPIN) % 4]
-            text = self._shown(f"{mark} {phase}… {phase.seconds:.0f} s")[: shutil.get_terminal_size().columns - 1]
-            self.stream.write(f"{_CLEAR}{text}")
+            shown = visible(spoken(f"{mark} {text}", self.flags))[: shutil.get_terminal_size().columns - 1]
+            self.stream.write(f"{_CLEAR}{shown}")
             self.stream.flush()
 
 
-class QuietReporter(PlainReporter):
+class QuietReporter(StreamReporter):
     """Warnings alone."""
 
     note, phase = Reporter.note, Reporter.phase
-
-
-def reporter(stream: TextIO | None = None, flags: Mapping[str, str] | None = None, quiet: bool = False) -> Reporter:
-    """Return what fits `stream` (default: stderr): a line in place on a terminal, else plain lines; `quiet`: warnings alone."""
-    target = stream or sys.stderr
-    if quiet:
-        return QuietReporter(target, flags)
-    return TerminalReporter(target, flags) if target.isatty() else PlainReporter(target, flags)

@@ -35,38 +35,27 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
             raise UsageError(
                 f"`shapes=` names the input {name!r} twice in one profile; give `shapes=` again for another profile"
             )
-        try:
-            profile[name] = ShapeRange.parse(match["shapes"])
-        except UsageError as error:
-            raise UsageError(f"`shapes='{name}'`: {error}") from None
+        profile[name] = _range(name, match["shapes"])
     if not profile:
         raise UsageError(f"`shapes=` is empty; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}")
     return profile
 
 
 def parse_profiles(shapes: str | GivenProfile | Iterable[str | GivenProfile]) -> tuple[Profile, ...]:
-    """Profiles from what is given one after the other: an input that comes again begins another profile. UsageError has the
-    line to type."""
+    """Profiles from what is given one after the other: an input that comes again begins another profile."""
     parts = [
         parse_profile(item) if isinstance(item, str) else _stated(item)
         for item in ([shapes] if isinstance(shapes, (str, Mapping)) else shapes)
     ]
     profiles: list[dict[str, ShapeRange]] = []
-    ranges: dict[str, list[ShapeRange]] = {}
     for part in parts:
         if not profiles or profiles[-1].keys() & part.keys():
             profiles.append({})
         profiles[-1].update(part)
-        for name, shape in part.items():
-            ranges.setdefault(name, []).append(shape)
-    if any(profile.keys() != ranges.keys() for profile in profiles):
-        count = max(map(len, ranges.values()))
-        whole = [
-            {name: choices[min(place, len(choices) - 1)] for name, choices in ranges.items()} for place in range(count)
-        ]
+    if any(profile.keys() != profiles[0].keys() for profile in profiles):
         raise UsageError(
-            "`shapes=` can't be divided into profiles: each must name the same inputs. Write each profile whole: "
-            + shapes_option(whole)
+            "`shapes=` can't be divided into profiles, as each must name the same inputs: write each profile whole, "
+            "`shapes='a:1x3;b:1x4'`"
         )
     return tuple(profiles)
 
@@ -80,22 +69,20 @@ def _stated(profile: Any) -> dict[str, ShapeRange]:
     return {name: _range(name, shape) for name, shape in profile.items()}
 
 
-def _range(name: str, shape: Any) -> ShapeRange:
-    if isinstance(shape, (ShapeRange, str)):
-        return ShapeRange.parse(shape) if isinstance(shape, str) else shape
-    items = list(shape) if isinstance(shape, Sequence) else []
-    shapes = items if items and isinstance(items[0], Sequence) else [items] * 3
-    if items and len(shapes) == 3 and all(isinstance(size, int) for item in shapes for size in item):
-        return ShapeRange(*map(tuple, shapes))
-    raise UsageError(
-        f"`shapes=` holds {shape!r} for {name!r}; a ShapeRange, 'MIN,OPT,MAX', one shape, or three (min, opt, max) are needed"
-    )
+def _range(name: str, given: Any) -> ShapeRange:
+    if isinstance(given, ShapeRange):
+        return given
+    if isinstance(given, (list, tuple)):
+        given = ",".join(map(x, given)) if all(isinstance(item, (list, tuple)) for item in given) else x(given)
+    try:
+        return ShapeRange.parse(given)
+    except UsageError as error:
+        raise UsageError(f"`shapes='{name}'`: {error}") from None
 
 
-def shapes_option(profiles: Iterable[Mapping[str, ShapeRange | str]]) -> str:
-    """Profiles as an option of messages."""
-    texts = [";".join(f"{name}:{shape}" for name, shape in profile.items()) for profile in profiles]
-    return named("shapes", texts[0] if len(texts) == 1 else texts)
+def shapes_option(profile: Mapping[str, ShapeRange | str]) -> str:
+    """A profile as an option of messages."""
+    return named("shapes", ";".join(f"{name}:{shape}" for name, shape in profile.items()))
 
 
 class Suggestion(NamedTuple):
@@ -160,7 +147,7 @@ def suggested_shapes(
             continue
         texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
         guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
-    return Suggestion(shapes_option([texts]) if texts else "", tuple(guesses))
+    return Suggestion(shapes_option(texts) if texts else "", tuple(guesses))
 
 
 def summed(key: Key, ranges: Mapping[Key, Sizes]) -> Sizes | None:

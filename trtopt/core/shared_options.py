@@ -9,11 +9,9 @@ from trtopt.core.options import FILE, about, option
 from trtopt.core.values import METHODS, Kind
 
 SAMPLES = "`images=DIR` or `data='F.npz'`"  # what options of samples belong to
-MODEL = about(
-    help="An ONNX model.", metavar="MODEL.onnx", typed=Path, takes=("ModelProto",)
-)  # of a field without a default
+MODEL = about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)  # of a field without a default
 ENGINE = about(help="A TensorRT plan.", metavar="M.engine", typed=Path)
-table = partial(option, None, metavar="T.calib.json", typed=Path, takes=("Table",))
+table = partial(option, None, metavar="T.calib.json", typed=Path)
 images = partial(option, None, help="Folder of real images.", metavar="DIR", typed=Path)
 data = partial(
     option, None, help="Arrays as the model takes them: one per input name.", metavar="F.npz|DIR", typed=Path
@@ -54,7 +52,7 @@ classes = partial(option, None, help="Class names, one a line; or imagenet.", me
 written = partial(option, None, typed=Path, writes=FILE)
 report = partial(written, help="Write a page on the engine, as trtopt report does.", metavar="F.html")
 log = partial(written, help="Write what is said into a file, with TensorRT's own messages (-v: all).", metavar="F.log")
-gpu = partial(option, 0, help="The GPU's number.")
+gpu = partial(option, 0, help="The GPU's number.", least=0)
 store = partial(
     option,
     None,

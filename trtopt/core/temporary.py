@@ -16,10 +16,9 @@ from pathlib import Path
 
 from trtopt.core.errors import OutputError
 
-SUFFIX = ".trtopt-partial"
+_SCRATCH, SUFFIX = "trtopt-", ".trtopt-partial"
 ADVICE = "set TMPDIR to a folder with room"
 _held: set[Path] = set()  # the folders of this process
-_scratch: set[Path] = set()  # of these, those in $TMPDIR
 _searched: set[Path] = set()  # where this process has removed what others left
 
 
@@ -51,17 +50,15 @@ def scratch() -> Iterator[Path]:
     """A folder in $TMPDIR, for files that nobody looks for later; OutputError where it can't be made."""
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(folder_in(Path(tempfile.gettempdir()), "trtopt-"))
+            folder = stack.enter_context(folder_in(Path(tempfile.gettempdir()), _SCRATCH))
         except OSError as error:
             raise OutputError(f"can't make a temporary folder: {error.strerror or error}", ADVICE) from error
-        _scratch.add(folder)
-        stack.callback(_scratch.discard, folder)
         yield folder
 
 
 def is_scratch(path: Path) -> bool:
     """Tell if a path lies in a folder of `scratch`."""
-    return not _scratch.isdisjoint(path.parents)
+    return any(folder.name.startswith(_SCRATCH) and folder.name.endswith(SUFFIX) for folder in path.parents)
 
 
 def remove_held() -> None:

@@ -259,10 +259,6 @@ class BuildSpec:
             raise UsageError(f"`workspace=` is {self.workspace} bytes; a positive size is needed, such as 2GiB")
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
             raise UsageError(f"`optimization_level=` is {self.optimization_level}; allowed: 0 to 5")
-        if self.device < 0:
-            raise UsageError(f"`device=` is {self.device}; a GPU's number is needed, from 0")
-        if self.exclude_lean_runtime and not self.version_compatible:
-            raise UsageError("`exclude_lean_runtime=True` only means something with `version_compatible=True`: add it")
 
     @property
     def base(self) -> Precision:
@@ -402,14 +398,6 @@ def read_time(time: str | float, units: Mapping[str, float]) -> float | None:
     if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 <= time < math.inf:
         return float(time)
     return None
-
-
-def read_share(text: str | float) -> float:
-    """A share of 0.005, "0.005" or "0.5%"; nan: it can't be read."""
-    try:
-        return float(text.strip()[:-1]) / 100 if isinstance(text, str) and text.strip().endswith("%") else float(text)
-    except ValueError:
-        return math.nan
 
 
 def check_timeout(timeout: Any) -> None:

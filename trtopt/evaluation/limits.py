@@ -9,7 +9,7 @@ from typing import Any
 
 from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
-from trtopt.core.values import MIN_AGREEMENT, Kind, read_share
+from trtopt.core.values import MIN_AGREEMENT, Kind
 from trtopt.evaluation.measures import NEAR_ZERO, decibels, digits_below, measure, share
 
 MIN_SNR = 20.0
@@ -71,10 +71,11 @@ class Limits:
         """Return those that are given (a share also as "99%"), with the other one's default; None: none is."""
         if min_agreement is None:
             return None if min_snr is None else cls(min_snr=min_snr)
-        share = read_share(min_agreement)
-        if math.isnan(share):
-            raise _no_share(min_agreement)
-        return cls(share, min_snr)
+        text = str(min_agreement).strip()
+        try:
+            return cls(float(text.removesuffix("%")) / (100 if text.endswith("%") else 1), min_snr)
+        except ValueError:
+            raise _no_share(min_agreement) from None
 
     def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
         """Return what of `Agreement.figures()` is outside, each with the value and the limit."""

@@ -24,14 +24,13 @@ class VerifyRequest:
     """The arguments of `trtopt.verify`, which describes them."""
 
     reference: str | os.PathLike[str] | ModelProto = field(
-        metadata=about(help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path, takes=("ModelProto",))
+        metadata=about(help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path)
     )
     candidate: str | os.PathLike[str] | ModelProto | Runner = field(
         metadata=about(
             help="What build --save-onnx wrote, or an engine.",
             metavar="CANDIDATE",
             typed=Path,
-            takes=("ModelProto", "function"),
         )
     )
     batches: Iterable[Arrays] | None = None

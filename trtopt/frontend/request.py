@@ -30,7 +30,7 @@ class InitRequest:
     """The arguments of `trtopt.init`, which describes them."""
 
     source: str | os.PathLike[str] = field(
-        metadata=about(help="An ONNX file, FILE.py:CLASS, module:factory or torchvision:NAME.", typed=str, takes=())
+        metadata=about(help="An ONNX file, FILE.py:CLASS, module:factory or torchvision:NAME.", typed=str)
     )
     output: str | os.PathLike[str] | None = shared.written(
         help="The recipe to write; default: NAME.toml, NAME the model's.", metavar="F.toml", short="-o"
@@ -57,7 +57,6 @@ class ExportRequest:
         metadata=about(
             help="torchvision:NAME, FILE.py:CLASS or module:factory (in this folder or installed), or a recipe.",
             typed=str,
-            takes=("torch.nn.Module",),
         )
     )
     output: str | os.PathLike[str] = field(

@@ -18,7 +18,7 @@ from trtopt.core.documents import Damaged, Name, Positive, converted, one_of, re
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.kept import Call
-from trtopt.core.options import fitting, idle, keyed, options, without
+from trtopt.core.options import call_of, fitting, idle, keyed, options, without
 from trtopt.core.values import METHODS, Override, choice, parse_targets
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.evaluation.limits import Limits
@@ -316,7 +316,7 @@ class _Reader:
                 samples = {"images": job.data.images, "data": job.data.data}
                 call = Call({"model": job.model, **samples}, [("output", str(job.output), "")])
             else:  # a table of the list's own is written before it is read
-                call = Call.of(without(job.request, "calib") if job.request.calib in made else job.request)
+                call = call_of(without(job.request, "calib") if job.request.calib in made else job.request)
             for name, value in call.reads.items():
                 reads.setdefault(name, []).append(value)
             targets += [item for item in call.targets if item[0] != "timing_cache" or item not in targets]  # of all

@@ -252,7 +252,7 @@ def one_sample(held: TracedBatch, inputs: Sequence[TensorInfo], profiles: Sequen
     alone = [info for info in inputs if info.open_axes]
     shapes = "`shapes=` with a batch of 1 alone"
     if all(info.open_axes == (0,) for info in alone):
-        shapes = shapes_option([{info.name: x((1, *info.shape[1:])) for info in alone}])
+        shapes = shapes_option({info.name: x((1, *info.shape[1:])) for info in alone})
     hint = f"export it with the batch taken from the input's shape, or build it for one sample: {shapes}"
     if held.dynamic_model is not None:
         hint = f"trtopt check MODEL `fix='OUT.onnx'` writes it for any batch; or build it for one sample: {shapes}"

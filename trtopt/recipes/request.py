@@ -16,9 +16,7 @@ from trtopt.core.progress import SILENT, Reporter
 class PipelineRequest:
     """The arguments of `trtopt.pipeline`."""
 
-    recipe: str | os.PathLike[str] = field(
-        metadata=about(help="A model recipe: its name, or a file.", typed=str, takes=())
-    )
+    recipe: str | os.PathLike[str] = field(metadata=about(help="A model recipe: its name, or a file.", typed=str))
     output: str | os.PathLike[str] = field(
         metadata=about(help="Folder for everything it makes.", typed=Path, short="-o", writes=FOLDER)
     )
