@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 import threading
 import warnings
-from collections.abc import Iterator
 
 import pytest
 
-from trtopt.core.library_output import Shared, quiet
+from trtopt.core.library_output import Shared, quiet, variable
 
 
 def _speak(text: str) -> None:
@@ -40,16 +39,10 @@ def test_users_who_want_it_see_it(caplog: pytest.LogCaptureFixture, monkeypatch:
     assert caplog.messages == ["said", "said"]
 
 
-def test_a_shared_change_is_made_once_and_put_back_by_the_last() -> None:
-    changes: list[str] = []
-
-    @contextlib.contextmanager
-    def change() -> Iterator[None]:
-        changes.append("made")
-        yield
-        changes.append("put back")
-
-    shared, inside, go = Shared(change), threading.Event(), threading.Event()
+def test_a_shared_change_is_made_once_and_put_back_by_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TRTOPT_TEST_SHARED"
+    shared = Shared(lambda: variable(name, "1"))
+    inside, go = threading.Event(), threading.Event()
 
     def stay() -> None:
         with shared:
@@ -60,7 +53,13 @@ def test_a_shared_change_is_made_once_and_put_back_by_the_last() -> None:
     with shared:
         thread.start()
         assert inside.wait(10)
-    assert changes == ["made"]  # the other is inside still
+    assert os.environ[name] == "1"  # the other is inside still
     go.set()
     thread.join()
-    assert changes == ["made", "put back"]
+    assert name not in os.environ
+    monkeypatch.setenv(name, "the user's")
+    with shared:
+        assert os.environ[name] == "the user's"
+    with variable(name):
+        os.environ[name] = "a library's"
+    assert os.environ[name] == "the user's"

@@ -14,7 +14,7 @@ import trtopt.cli.commands  # noqa: F401  (adds them)
 from trtopt.cli.application import FLAGS, app
 from trtopt.core import stopping
 from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError, without_graphs
-from trtopt.core.library_output import wanted
+from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.removed import went
 from trtopt.core.terminal import visible
@@ -50,6 +50,7 @@ _ONE_VALUE = {
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
     keep_apart()
+    os.environ.setdefault(TELEMETRY_OFF, "1")  # for the user's own modules, too
     try:
         try:
             status = app(prog_name="trtopt", standalone_mode=False)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from trtopt.core.library_output import loader_path, unreported
 from trtopt.core.version import to_install
 from trtopt.core.words import spoken
 
@@ -176,7 +176,6 @@ _NEEDED = {
     **dict.fromkeys(("export", "init", "pipeline"), ("torch", "ort")),
     **dict.fromkeys(("build", "calibrate", "check", "refit", "sensitivity", "tune", "verify"), ("ort",)),
 }  # command → all extras that it needs, but a TensorRT
-_LOADER_PATH = "LD_LIBRARY_PATH"
 _ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "google")  # the extra `onnx`; google: its protobuf
 
 
@@ -187,19 +186,15 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         extra: the trtopt extra that installs it, such as "ort".
         purpose: what it is needed for, as a noun phrase ("calibration").
     """
-    path = os.environ.get(_LOADER_PATH)
     try:
-        return importlib.import_module(module)
+        with unreported(), loader_path:  # ONNX Runtime itself, and what imports it
+            return importlib.import_module(module)
     except ImportError as error:
         top = module.partition(".")[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == top
         what = "is not installed" if absent else f"is installed but fails to import ({error})"
         install = _install(_NEEDED.get(purpose, (extra,)))
         raise MissingDependency(f"{purpose} needs {top}, which {what}: {install}") from error
-    finally:  # OpenCV puts a folder in it, which programs that are started later would search
-        os.environ.pop(_LOADER_PATH, None)
-        if path is not None:
-            os.environ[_LOADER_PATH] = path
 
 
 def without_graphs(error: Exception, command: str = "") -> MissingDependency | None:

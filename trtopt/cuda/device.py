@@ -22,10 +22,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from trtopt.core.errors import DeviceError, require
+from trtopt.core.library_output import Shared, variable
 from trtopt.cuda.driver import Driver, driver_library, primary_context
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
 _UNLOADING = 4  # cudaErrorCudartUnloading: the process is ending and CUDA has already released everything
+# Read by cuInit. Loading every kernel image at once makes a TensorRT 8.6 build many times slower.
+_lazy_loading, _started = Shared(lambda: variable("CUDA_MODULE_LOADING", "LAZY")), list[bool]()
 _CUDA_RUNTIME = "cuda.bindings.runtime"
 
 
@@ -110,9 +113,12 @@ def _ask(library: ctypes.CDLL) -> Probe:
         call(function, ctypes.byref(value), *arguments)
         return value.value
 
-    # Read by cuInit. Loading every kernel image at once makes a TensorRT 8.6 build many times slower.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
-    call("cuInit", 0)
+    if _started:
+        call("cuInit", 0)
+    else:
+        with _lazy_loading:
+            call("cuInit", 0)
+        _started.append(True)
     version = integer("cuDriverGetVersion")
     devices: list[DeviceInfo] = []
     for ordinal in range(integer("cuDeviceGetCount")):

@@ -18,7 +18,7 @@ from trtopt.core.documents import Plain
 from trtopt.core.errors import ModelError, UnsupportedOperator, UsageError, require
 from trtopt.core.files import check_ending
 from trtopt.core.foreign import essence
-from trtopt.core.library_output import quiet, rewriting
+from trtopt.core.library_output import compiler_folder, quiet, rewriting
 from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
 from trtopt.data.preprocess import Preprocess
@@ -245,6 +245,7 @@ def _traced(subject: Subject, names: Sequence[str], opset: int) -> ModelProto:
         with (
             as_qdq(torch, subject.module, subject.text),
             rewriting,
+            compiler_folder,
             quiet(),
             torch.no_grad(),
             in_plain_arithmetic(torch),

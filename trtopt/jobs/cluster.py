@@ -15,8 +15,11 @@ from typing import Any
 
 from trtopt.core.errors import BackendError, WorkerDied, require
 from trtopt.core.host import cores
+from trtopt.core.library_output import Shared, variable
 from trtopt.core.version import __version__, to_install
 
+# Nothing is sent anywhere unless asked for; the processes that Ray starts inherit it.
+_unreported = Shared(lambda: variable("RAY_USAGE_STATS_ENABLED", "0"))
 _PATIENCE = 10.0  # seconds, for a cluster to answer; Ray itself tries for many minutes
 _RETRIES = 2  # of a task whose worker or node is lost; Ray's own
 _TRACE = 0.001  # of a resource that says where a task goes, and isn't used up
@@ -36,12 +39,11 @@ class Cluster:
     """
 
     def __init__(self, address: str, threads: int, folder: Path) -> None:
-        # Nothing is sent anywhere unless asked for; the processes that Ray starts inherit it.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        self._ray: Any = require("ray", "ray", "`ray=`")
-        self._own = not self._ray.is_initialized()
-        if self._own:
-            self._connect(address)
+        with _unreported:
+            self._ray: Any = require("ray", "ray", "`ray=`")
+            self._own = not self._ray.is_initialized()
+            if self._own:
+                self._connect(address)
         self._resources = self._ray.cluster_resources()
         has = self._resources.get("CPU", 0)
         self.slots, self.threads = int(has) // threads, threads
