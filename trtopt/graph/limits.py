@@ -117,9 +117,7 @@ def _misuse(node: NodeProto, constants: Mapping[str, TensorProto], kinds: Mappin
         if len(bad := np.flatnonzero(~((scale > 0) & np.isfinite(scale)))):
             where = f" in channel {bad[0]}{' and others' * (len(bad) > 1)}" if scale.size > 1 else ""
             text = f"its scale {node.input[1]!r}, of {node.input[0]!r}, is {scale.reshape(-1)[bad[0]]:g}{where}"
-            return (
-                f"{text}; TensorRT takes positive, finite ones only"
-            )
+            return f"{text}; TensorRT takes positive, finite ones only"
     elif node.op_type == "TopK":
         k = constants.get(node.input[1]) if len(node.input) > 1 else None
         most = int(to_array(k).max(initial=0)) if k is not None else attribute(node, "k", 0)
