@@ -67,6 +67,8 @@ def test_a_written_cache_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
         (b"TRT-8600-EntropyCalibration2\na: 3c010204\nb: xyz\n", "line 3"),
         (b"TRT-8600-EntropyCalibration2\n\n: 3c010204\n", "line 3: ': 3c010204' isn't NAME: HEX"),
         (b"TRT-8600-EntropyCalibration2\na: 03c010204\n", "line 2"),
+        (b"x" * 99, "line is 'x{40}', such as"),
+        (b"TRT-8600-EntropyCalibration2\n" + b"a" * 99, "line 2: 'a{60}' isn't"),
         (b"TRT-8600-\na: 3c010204\n", "its first line is 'TRT-8600-'"),
     ],
 )
@@ -82,7 +84,7 @@ def test_what_a_cache_cannot_hold_is_refused(tmp_path: Path) -> None:
     for name in ("a\nb", "a\r", ""):
         with pytest.raises(UsageError, match="empty or has a line break"):
             write_cache({name: 1.0}, tmp_path / "c")
-    for value in (0.0, -1.0, 1e41, 3.5e38, 1e-27, 1e-40, math.inf, math.nan):
+    for value in (0.0, -1.0, 1e41, 3.40282357e38, 1e-27, 1e-40, math.inf, math.nan):
         with pytest.raises(CalibrationError, match=r"amax of 'a' is .*; 3e-27 to 3e\+38 is allowed"):
             write_cache({"a": value}, tmp_path / "c")
     assert not list(tmp_path.iterdir())
