@@ -17,9 +17,10 @@ def test_tensorrts_cache_is_read(tmp_path: Path) -> None:
     cache = tmp_path / "calib.cache"
     cache.write_text(
         "TRT-8600-EntropyCalibration2\ninput: 3c010204\na: b: 3d4225aa\nconst: 0\n(Unnamed Layer* 3): 3F800000\n"
+        "least: 10000000\n"
     )
     found = read_cache(cache)
-    assert list(found.amax) == ["input", "a: b", "(Unnamed Layer* 3)"]
+    assert list(found.amax) == ["input", "a: b", "(Unnamed Layer* 3)", "least"]
     assert found.amax["input"] == pytest.approx(1.0, rel=1e-6)
     assert found.amax["(Unnamed Layer* 3)"] == 127
     assert found.constants == ("const",) and found.unusable == ()
