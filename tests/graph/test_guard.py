@@ -54,7 +54,7 @@ CODES = written(
         (written(f"{IMAGE} {{ y = Bernoulli <seed = 1.0> (x) }}"), "Bernoulli", ""),
         (model([node("Identity", "x", "y")], inputs={"x": [2]}, dtype=8), "Identity", ""),
         (model([node("Identity", "x", "y")], inputs={"x": [2]}, dtype=14), "Identity", ""),
-        (written(f"{IMAGE} {{ h = Log (x) y = Relu (h) }}"), "Relu", ""),
+        (written(f"{IMAGE} {{ n = Neg (x) l = Log (n) r = Sqrt (n) h = Add (l, r) y = Relu (h) }}"), "Relu", ""),
         (written("(float[0] x) => (float[] y) { y = Identity (x) }"), "Identity", ""),
         (CODES, "Neg", ""),
     ],
