@@ -81,6 +81,25 @@ def real() -> dict[str, NDArray[np.float32]]:
     return real_values()
 
 
+@pytest.mark.parametrize(
+    ("name", "thresholds", "auto"),
+    [
+        ("edges", (0.43179, 0.6416094, 0.6422119), "percentile"),
+        ("relu", (0.43179, 0.6459506, 0.59021), "mse"),
+        ("relu6", (6.0014648, 5.9990962, 6.0), "minmax"),
+        ("pixels", (0.9381695, 0.9921875, 0.9921875), "minmax"),
+        ("digits", (16.0039062, 16.0, 16.0), "minmax"),
+        ("laplace", (0.7108073, 1.1622642, 1.0354004), "mse"),
+    ],
+)
+def test_thresholds_stay_what_they_were(name: str, thresholds: tuple[float, ...], auto: str) -> None:
+    """A table that is made again is the same one."""
+    histogram = counted(real_values()[name])
+    found = [choose(histogram, method).amax for method in ("entropy", "mse", "percentile")]
+    assert found == pytest.approx(thresholds, rel=1e-6)
+    assert choose(histogram, "auto").method == auto
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     arrays(np.int64, 200, elements=st.integers(0, 50)).map(lambda item: item * (item > 12)),
@@ -199,25 +218,6 @@ def test_auto_is_nearly_the_best_and_clips_least(real: dict[str, NDArray[np.floa
         assert min(found.amax, histogram.absmax) == max(min(each[name], histogram.absmax) for name in good)
         taken.add(found.method)
     assert len(taken) > 1, taken  # else these data tell nothing about the choice
-
-
-@pytest.mark.parametrize(
-    ("name", "thresholds", "auto"),
-    [
-        ("edges", (0.43179, 0.6416094, 0.6422119), "percentile"),
-        ("relu", (0.43179, 0.6459506, 0.59021), "mse"),
-        ("relu6", (6.0014648, 5.9990962, 6.0), "minmax"),
-        ("pixels", (0.9381695, 0.9921875, 0.9921875), "minmax"),
-        ("digits", (16.0039062, 16.0, 16.0), "minmax"),
-        ("laplace", (0.7108073, 1.1622642, 1.0354004), "mse"),
-    ],
-)
-def test_thresholds_stay_what_they_were(name: str, thresholds: tuple[float, ...], auto: str) -> None:
-    """A table that is made again is the same one."""
-    histogram = counted(real_values()[name])
-    found = [choose(histogram, method).amax for method in ("entropy", "mse", "percentile")]
-    assert found == pytest.approx(thresholds, rel=1e-6)
-    assert choose(histogram, "auto").method == auto
 
 
 def test_an_unknown_method_is_named() -> None:
