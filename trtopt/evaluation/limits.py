@@ -73,7 +73,7 @@ class Limits:
         if min_agreement is None:
             return None if min_snr is None else cls(min_snr=min_snr)
         share = read_share(min_agreement)
-        if math.isnan(share):
+        if not 0 <= share <= 1:  # NaN: it is none
             raise _no_share(min_agreement)
         return cls(share, min_snr)
 
