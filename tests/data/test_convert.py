@@ -66,3 +66,31 @@ def test_a_fixed_batch_of_one_input_is_filled_in_all() -> None:
         ((4, 2), (4, 3), 4),
         ((4, 2), (4, 3), 2),
     ]
+    outputs = {"y": np.arange(4), "all": np.arange(3), "one": np.float32(1)}
+    assert [array.shape for array in runs[1].cut(outputs).values()] == [(2,), (3,), ()]
+    assert all(runs[0].cut(outputs)[name] is array for name, array in outputs.items())
+    unlike = inputs | {"z": TensorInfo("z", "float32", (2, 3))}
+    elsewhere = {"x": TensorInfo("x", "float32", (4, 2)), "z": TensorInfo("z", "float32", (3, "n"), batch_axis=1)}
+    for infos in (unlike, elsewhere):
+        (run, *_) = single_runs(
+            infos,
+            [
+                {
+                    name: np.ones((6, info.shape[-1] if infos is unlike else 2), np.float32)
+                    for name, info in infos.items()
+                }
+            ],
+        )
+        assert (run.size, run.real) == (1, 1)
+
+
+def test_a_type_without_numbers_is_refused() -> None:
+    with pytest.raises(UsageError, match="the model takes string, which is no type of numbers"):
+        numpy_dtype("string")
+    with pytest.raises(UsageError, match="x has dtype float32, the model takes uint8: give pixels from 0 to 255"):
+        converted(np.ones(2, np.float32), "uint8", "x")
+    with pytest.raises(UsageError, match="takes uint8: convert it with astype first"):
+        converted(np.ones(2, bool), "uint8", "x")
+    record = np.zeros(2, [("a", "i2")])
+    with pytest.raises(UsageError, match="astype first"):
+        converted(record, "bfloat16", "x")
