@@ -53,21 +53,6 @@ def test_attention_over_the_second_axis_keeps_them_on_the_first() -> None:
     assert axes(net([node("Transpose", "x", "t", perm=[1, 0, 2]), *attention("t")])) == {"x": 0}
 
 
-@pytest.mark.parametrize(
-    ("end", "axis"),
-    [
-        ("y = ReduceMean <axes = [0]> (x)", 1),
-        ("y = Gather <axis = 0> (x, first)", 1),
-        ("y = Slice (x, none, few)", 1),
-        ('y = Einsum <equation = "tnc,tnd->ncd"> (x, x)', 1),
-        ("y = Slice (x, none, far)", 0),
-        ("y = ReduceMean <axes = [0]> (x) z = ReduceMean <axes = [1]> (x)", None),
-    ],
-)
-def test_what_goes_along_an_axis_mixes_it(end: str, axis: int | None) -> None:
-    assert axes(net(graph_nodes(end))) == {"x": axis}
-
-
 BOTH = [0, 1]
 THREE = ["n", "c", "l"]
 
@@ -113,7 +98,11 @@ THREE = ["n", "c", "l"]
         ('y = Einsum <equation = "tnc,cd->tnd"> (x, w)', BOTH, None, 17),
         ('y = Einsum <equation = "tnc,cd"> (x, w)', None, None, 17),
         ('y = Einsum <equation = "...c,cd->...d"> (x, w)', None, None, 17),
+        ('y = Einsum <equation = "tnc,tnd->ncd"> (x, x)', [1], None, 17),
+        ("y = Slice (x, none, few)", [1], None, 17),
+        ("y = Slice (x, none, far)", BOTH, None, 17),
         ("y = ReduceMean (x, axis1)", [0], None, 18),
+        ("y = ReduceMean <axes = [0]> (x) z = ReduceMean <axes = [1]> (x)", [], None, 17),
         ("y = ReduceSum (x)", [], None, 17),
         ("y = ReduceSum <noop_with_empty_axes = 1> (x)", BOTH, None, 17),
         ("a = Cast <to = 7> (x) y = ReduceSum (x, a)", None, None, 17),
@@ -132,6 +121,7 @@ THREE = ["n", "c", "l"]
 def test_axes_left_free_by_a_node(end: str, free: list[int] | None, shape: list[Any] | None, opset: int) -> None:
     proto = net(graph_nodes(end), x=shape or ["", "?", WIDTH], opset=opset)
     assert independent_axes(proto, network_inputs(proto)) == (free if free is None else {"x": free})
+    assert shape or free is None or axes(proto) == {"x": free[0] if free else None}
 
 
 @pytest.mark.parametrize("length", ["of = Identity (all)", "one = Squeeze (all) of = Reshape (one, axis1)"])
