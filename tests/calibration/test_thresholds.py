@@ -86,7 +86,7 @@ def real() -> dict[str, NDArray[np.float32]]:
     [
         ("edges", (0.43179, 0.6416094, 0.6422119), "percentile"),
         ("relu", (0.43179, 0.6459506, 0.59021), "mse"),
-        ("relu6", (6.0014648, 5.9990962, 6.0), "minmax"),
+        ("relu6", (6.0014648, 5.9990962, 6.0), "minmax"),  # TensorRT 8.6 reports 6.0015
         ("pixels", (0.9381695, 0.9921875, 0.9921875), "minmax"),
         ("digits", (16.0039062, 16.0, 16.0), "minmax"),
         ("laplace", (0.7108073, 1.1622642, 1.0354004), "mse"),
@@ -113,12 +113,6 @@ def test_closed_form_equals_the_literal_search(counts: NDArray[np.int64], spike:
     assert np.array_equal(np.isinf(found), np.isinf(literal))
     finite = np.isfinite(literal)
     assert np.abs(found[finite] - literal[finite]).max() < 1e-11
-
-
-def test_entropy_gives_tensorrts_threshold_for_relu6() -> None:
-    """Half the values clipped at 6, the rest spread: nothing to gain from clipping. TensorRT 8.6 reports 6.0015."""
-    values = np.concatenate([np.linspace(0, 6, 5000), np.full(5000, 6.0)]).astype(np.float32)
-    assert choose(counted(values), "entropy").amax == pytest.approx(6.0015, abs=5e-5)
 
 
 def test_the_spike_of_zeros_does_not_make_entropy_clip(
