@@ -11,7 +11,7 @@ from compared import compare
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
-from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.limits import Limits, without_share
 from trtopt.graph.output_kinds import Kind
 
 Array = NDArray[Any]
@@ -141,6 +141,7 @@ def test_values_that_are_not_finite_are_always_outside() -> None:
 def test_a_share_may_be_a_percentage_and_limits_that_can_not_be_right_are_refused() -> None:
     assert Limits.of("99%", None) == Limits.of("0.99", None) == Limits.of(0.99, None) == Limits(0.99)
     assert Limits.of(" 97.5 % ", 30) == Limits(0.975, 30)
+    assert without_share([Kind.OTHER, Kind.MASK]) == "" and "(20 dB unless given) does" in without_share([Kind.OTHER])
     assert Limits.of(None, 30) == Limits(min_snr=30) and Limits.of(None, None) is None
     for wrong in ("101%", "99", "-1%", "much", "", "%", "nan"):
         with pytest.raises(UsageError, match=f"`min_agreement=` is {wrong}; a share from 0 to 1 is needed"):

@@ -103,6 +103,8 @@ def test_numbers_that_are_drawn_are_not_taken_for_each_other() -> None:
     """Libraries merge two draws of one shape, and drop a Dropout in training."""
     draws = [node("RandomNormalLike", "x", name, name) for name in ("a", "b")]
     proto = model([*draws, node("Sub", "a b", "y", "sub")])
+    once = model([draws[0], node("Sub", "a a", "y", "sub")])
+    assert fault(proto, once) == "it draws random numbers 1 times, no longer 2"
     made, report = fold(proto)
     assert [item.op_type for item in made.graph.node].count("RandomNormalLike") == 2
     assert "draws random numbers" in report.problem or not report.problem

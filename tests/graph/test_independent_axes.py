@@ -108,7 +108,9 @@ THREE = ["n", "c", "l"]
         ("a = Cast <to = 7> (x) y = ReduceSum (x, a)", None, None, 17),
         ("s = Asinh (scale) y = Add (x, s)", BOTH, None, 17),  # not known, but of no input
         ("y = own.Relu (x)", None, None, 17),
-        ("c = Cast <to = 7> (x) r = Reshape (x, c) y = Relu (r)", None, None, 17),
+        ("c = Cast <to = 7> (x) e = Expand (x, c) y = Softmax (e)", None, None, 17),
+        ("m = ReduceMax <axes = [0, 1], keepdims = 0> (x) i = Cast <to = 7> (m) y = Slice (x, i, i)", None, None, 17),
+        ("y = Softmax (x)", BOTH, THREE, 17),
         (
             "s = Shape (x) u = Unsqueeze <axes = [0]> (s) q = Squeeze <axes = [0]> (u) y = Reshape (x, q)",
             BOTH,
