@@ -485,11 +485,10 @@ def _mask(parts: Sequence[tuple[bool, Sequence[_Split]]]) -> _Measured:
 def _cosines(old: NDArray[Any], new: NDArray[Any], *_: Any) -> Floats:
     shape = old.shape if old.ndim == 3 else (len(old), 1, -1)
     a, b = old.reshape(shape), new.reshape(shape)
-    with np.errstate(all="ignore"):
-        size = np.linalg.norm(a, axis=2)
-        cosines = np.clip((a * b).sum(2) / (size * np.linalg.norm(b, axis=2)), -1, 1)
-        cosines = np.where(np.isfinite(cosines), cosines, 0.0)  # zero, or not finite, in the candidate alone
-        mean: Floats = np.where(size > 0, cosines, 0.0).sum(1) / (size > 0).sum(1)
+    size = np.linalg.norm(a, axis=2)
+    cosines = np.clip((a * b).sum(2) / (size * np.linalg.norm(b, axis=2)), -1, 1)
+    cosines = np.where(np.isfinite(cosines), cosines, 0.0)  # zero, or not finite, in the candidate alone
+    mean: Floats = np.where(size > 0, cosines, 0.0).sum(1) / (size > 0).sum(1)
     return mean
 
 
