@@ -72,6 +72,9 @@ def test_extremes_of_fp32_stay_exact() -> None:
     found = counted(np.array([tiny, -huge], np.float32))
     assert (found.absmax, found.counts[0], found.counts[-1]) == (float(huge), 1, 1)
     assert counted(np.array([tiny], np.float32)).counts[0] == 1
+    ends = np.array([1.5 * 2.0**-101, -huge], np.float32)
+    assert same(counted(ends), merged([counted(ends[:1]), counted(ends[1:])]))
+    assert math.copysign(1, counted(np.array([-0.0], np.float32)).high) == 1  # and -0 is 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
