@@ -338,7 +338,12 @@ def test_channels_without_signal_are_left_out_and_said() -> None:
 def test_nothing_to_compare_is_equal() -> None:
     for shape in ((0, 4), (2, 0)):
         said = agreement(Kind.OTHER, np.zeros(shape), np.zeros(shape)).describe()
-        assert [said[name] for name in ("rows", "near_zero", "nonfinite", "samples")] == [0, 0, 0, None] and "name" not in said
+        assert [said[name] for name in ("rows", "near_zero", "nonfinite", "samples")] == [
+            0,
+            0,
+            0,
+            None,
+        ] and "name" not in said
         assert (sentence("y", said, 0), spread(said)) == ("y (other): equal", "")
     assert (share(0.95, 0.95), decibels(20, 20)) == ("95.0%", "20.0 dB")  # not below: no more digits
 

@@ -108,7 +108,6 @@ def test_steps_and_layers_are_told_apart_from_other_verbose_messages() -> None:
     messages = Messages(steps.append)
     for text in ("Timing Runner: conv_1 (CaskConvolution[0x8])", "Layers: {}", "Tactic: 0x1 Time: 0.1", " Layers: "):
         messages.add("VERBOSE", text)
-        Messages().add("VERBOSE", text)  # nobody asks
     messages.add("INTERNAL_ERROR", " it broke\n")
     assert (steps, messages.layers, messages.warnings) == (["timing conv_1"], ["Layers: {}"], ())
     assert messages.errors == ("it broke",)
