@@ -53,6 +53,7 @@ def test_every_value_is_in_its_exact_bin(values: NDArray[np.float32]) -> None:
         assert not values.any()
         return
     assert found.absmax / 2 < math.ldexp(0.5, found.exponent) <= max(found.absmax, math.ldexp(0.5, LOWEST_EXPONENT))
+    assert (found.width * BINS, found.constant) == (math.ldexp(1.0, found.exponent), values.min() == values.max())
     scaled = np.abs(values.astype(np.float64)) * BINS / math.ldexp(1.0, found.exponent)
     assert np.array_equal(found.counts, np.bincount(scaled.astype(np.int64), minlength=BINS))
 
@@ -71,12 +72,16 @@ def test_extremes_of_fp32_stay_exact() -> None:
     found = counted(np.array([tiny, -huge], np.float32))
     assert (found.absmax, found.counts[0], found.counts[-1]) == (float(huge), 1, 1)
     assert counted(np.array([tiny], np.float32)).counts[0] == 1
+    ends = np.array([1.5 * 2.0**-101, -huge], np.float32)
+    assert same(counted(ends), merged([counted(ends[:1]), counted(ends[1:])]))
+    assert math.copysign(1, counted(np.array([-0.0], np.float32)).high) == 1  # and -0 is 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_values_that_are_not_finite_are_refused_whole(bad: float) -> None:
     found = counted(np.ones(3, np.float32))
-    with pytest.raises(FloatingPointError, match="of 4 values"):
+    said = f"{int(math.isnan(bad))} NaN and {int(math.isinf(bad))} infinite of 4 values"
+    with pytest.raises(FloatingPointError, match=said):
         found.add(np.array([1, 2, bad, 3], np.float32))
     assert found.total == 3
 

@@ -95,14 +95,13 @@ def test_values_that_only_move_keep_their_scale_both_ways(name: str) -> None:
     np.testing.assert_array_equal(before, behind)
 
 
-@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("name", [*ONE_TO_ONE, *SELECTIONS, *BACKWARD])
 def test_a_selection_says_nothing_of_an_input_that_others_read(name: str) -> None:
     model = ModelProto()
-    model.CopyFrom(SELECTIONS[name])
+    model.CopyFrom({**ONE_TO_ONE, **SELECTIONS, **BACKWARD}[name])
     model.graph.node.append(n("Sigmoid", "x", "z"))
     model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
-    assert found(model, y=2.5) == {}
-    assert found(ONE_TO_ONE["Transpose"], y=2.5) == {"x": 2.5}
+    assert found(model, y=2.5) == ({"x": 2.5} if name in ONE_TO_ONE else {})
 
 
 @pytest.mark.parametrize("name", BACKWARD)
@@ -121,11 +120,15 @@ def test_what_computes_hands_nothing_on() -> None:
         graph(n("Add", "x x")),
         graph(n("Sigmoid", "x")),
         graph(n("Resize", "x r s", mode="linear"), r=f(), s=f(1, 1, 2, 2)),
+        graph(n("Resize", "x r s", coordinate_transformation_mode="tf_crop_and_resize"), r=f(), s=f(1, 1, 2, 2)),
         graph(n("Pad", "x p v"), p=np.array([0, 0, 1, 1, 0, 0, 1, 1]), v=f(9)[0]),
         graph(n("Cast", "x", "i", to=TensorProto.INT32), n("Cast", "i", to=TensorProto.FLOAT)),
     ):
         assert found(model, x=2.5) == {}
-    assert found(graph(n("Clip", "x a b"), a=f(1)[0], b=f(6)[0]), y=2.5) == {}
+    for low, high in ((1, 6), (-3, 0), (np.nan, 6)):
+        assert found(graph(n("Clip", "x a b"), a=f(low)[0], b=f(high)[0]), y=2.5) == {}
+    old = graph(n("Clip", "x", min=-1.0, max=6.0), n("Pad", "y", "z", pads=[0, 0, 1, 1, 0, 0, 1, 1], value=1.0))
+    assert found(old, z=2.5) == {} and found(old, y=2.5) == {"x": 2.5}  # as in opset 6
     assert found(graph(n("Add", "x x")), y=2.5) == {}
 
 
@@ -135,6 +138,8 @@ def test_concat_and_split_take_the_largest() -> None:
     assert found(concat, a=2.5, b=1.0)["y"] == 4  # the constant's
     assert found(concat, a=7.5, b=1.0)["y"] == 7.5
     assert "a" not in found(concat, y=7.5)
+    assert "b" not in found(concat, ("a", "y"), ("b",), y=7.5)
+    assert "c" not in found(concat, ("c", "y"), y=7.5)  # a constant has its own
     shared = found(concat, ("a", "b", "y"), y=7.5)
     assert (shared["a"], shared["b"]) == (7.5, 7.5)
     split = graph(n("Split", "x", "y z", axis=1))

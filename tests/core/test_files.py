@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import (
+    CALLS,
     cache_folder,
     check_ending,
     check_writable,
     existing_file,
     made_folder,
+    sha256_file,
+    sha256_json,
+    whole,
     write_json,
     writing,
     writing_together,
@@ -117,6 +123,41 @@ def test_content_is_on_the_disk_before_it_has_a_name(tmp_path: Path, monkeypatch
     assert done == ["sync", "sync", "rename", "rename"]
 
 
+def test_files_are_read_whole_or_refused(tmp_path: Path) -> None:
+    path, large = tmp_path / "a", tmp_path / "large"
+    path.write_bytes(b"abcd" * (1 << 19))  # two blocks
+    assert whole(path, 2 << 20) == whole(path, None) == whole(existing_file(path, "it")) == path.read_bytes()
+    assert sha256_file(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert sha256_json({"a": 1, "b": path}) == sha256_json({"b": path, "a": 1}) != sha256_json({"a": 1})
+    large.touch()
+    os.truncate(large, (256 << 20) + 1)
+    os.mkfifo(tmp_path / "pipe")
+    for name, said, number in (
+        ("large", "over 256 MiB", errno.EFBIG),
+        ("pipe", "it is no regular file", errno.EINVAL),
+        (".", "it is a folder", errno.EISDIR),
+    ):
+        with pytest.raises(OSError, match=said) as caught:
+            whole(tmp_path / name)
+        assert (str(caught.value), caught.value.errno) == (f"{tmp_path / name} can't be read: {said}", number)
+
+
+def test_calls_in_progress_are_asked_and_the_file_that_failed_is_named(tmp_path: Path) -> None:
+    asked, place = list[Path](), made_folder(made_folder(tmp_path / "made"))
+    (place / "link").symlink_to(tmp_path / "elsewhere")
+    token = CALLS.set((SimpleNamespace(refuse=asked.append, given=lambda path: False),))
+    try:
+        write_json(place / "link", {})
+    finally:
+        CALLS.reset(token)
+    assert asked[0] == place / "link" and not (place / "link").is_symlink()  # no name of the user's: it made way
+    with (
+        pytest.raises(OutputError, match=r"can't write .*/second: full; nothing was left"),
+        writing_together(tmp_path / "first", tmp_path / "second") as (_, partial),
+    ):
+        raise OSError(errno.ENOSPC, "full", str(partial))
+
+
 def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -135,8 +176,9 @@ def test_a_name_of_another_kind_is_answered_by_one_of_this_kind() -> None:
 
 
 def test_a_missing_file_is_told_with_what_is_nearly_called_so(tmp_path: Path) -> None:
-    (tmp_path / "vit.onnx").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"the model .*vit\.onxx doesn't exist; did you mean .*vit\.onnx\?$"):
+    for name in ("vit.onnx", "vits.onnx"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UsageError, match=r"the model .*vit\.onxx doesn't exist; did you mean .*/vit\.onnx\?$"):
         existing_file(tmp_path / "vit.onxx", "the model")
     with pytest.raises(UsageError, match=r"resnet\.onnx doesn't exist; look$"):
         existing_file(tmp_path / "resnet.onnx", "the model", "look")

@@ -17,7 +17,7 @@ from world import requests
 
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import write_bytes, writing_together
-from trtopt.core.kept import keeping
+from trtopt.core.kept import Call, keeping
 from trtopt.core.options import FOLDER, call_of, options
 
 # What is given for options that read, and which of the user's files that must keep.
@@ -148,6 +148,12 @@ def test_names_that_follow_are_asked_about_when_they_are_written(inside: Path, t
     assert not (tmp_path / "other.npy").is_symlink()
 
 
+def test_a_folder_that_a_call_makes_may_hold_its_other_outputs(inside: Path, tmp_path: Path) -> None:
+    Call({}, [("output", str(tmp_path / "made"), os.sep), ("log", str(tmp_path / "made/log.txt"), "")]).check_writable()
+    with pytest.raises(UsageError, match=r"`output=` would overwrite n\.npy"):  # the one of the two that it lies in
+        Call({"input": "n.npy"}, [("log", "log.txt", ""), ("output", ".", os.sep)]).refuse(Path("n.npy"))
+
+
 def test_what_a_call_without_outputs_reads_is_kept_too(inside: Path) -> None:
     from trtopt.evaluation.request import VerifyRequest
 
@@ -174,7 +180,7 @@ def test_a_link_that_was_named_is_followed(inside: Path, tmp_path: Path) -> None
         pytest.fail("the work began")
 
 
-def test_samples_in_a_folder_are_kept_and_the_rest_of_it_may_change(inside: Path) -> None:
+def test_samples_in_a_folder_are_kept_and_the_rest_of_it_may_change(inside: Path, tmp_path: Path) -> None:
     """`--images .` is how photos beside a model are given, and the engine lies there, too."""
     from trtopt.builder.request import BuildRequest
 
@@ -182,8 +188,10 @@ def test_samples_in_a_folder_are_kept_and_the_rest_of_it_may_change(inside: Path
     for path in ("n.npy", "photos/a.JPG"):
         with pytest.raises(UsageError, match="would overwrite"):
             call.refuse(Path(path))
-    for path in ("l.txt", "e.engine"):
+    os.link("l.txt", tmp_path / "twin")
+    for path in ("l.txt", "e.engine", tmp_path / "twin"):
         call.refuse(Path(path))
+    (tmp_path / "twin").unlink()
     call_of(BuildRequest("m.onnx", "e2.engine", preprocess="photos")).refuse(
         Path("photos/a.JPG")
     )  # a preset is no folder

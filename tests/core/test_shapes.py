@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from trtopt.core.errors import UsageError
 from trtopt.core.options import spoken
 from trtopt.core.shapes import (
+    outside,
     parse_profile,
     parse_profiles,
     seen_sizes,
@@ -127,6 +128,16 @@ OPEN = ("p2o.DynamicDimension.0", 3, "p2o.DynamicDimension.1", "p2o.DynamicDimen
             " (min,opt,max; guesses to adapt: batch 1,1,8; dimension 1 of x 8,128,512)",
         ),
         ([TensorInfo("x", "float32", (1, 3))], None, "", ""),
+        (
+            [
+                TensorInfo("sound", "float32", ("n", "time")),
+                TensorInfo("im", "float32", ("n", "h", "h", 3)),
+            ],
+            None,
+            "--shapes 'sound:1x4000,1x16000,8x80000;im:1x320x320x3,1x640x640x3,8x960x960x3'",
+            " (min,opt,max; guesses to adapt: n 1,1,8; time 4000,16000,80000; h 320,640,960)",
+        ),
+        ([IDS], {"input_ids": ShapeRange.parse("0x8,8x32,16x128")}, "--shapes input_ids:0x8,8x32,16x128", ""),
     ],
 )
 def test_the_option_to_type_is_whole_and_says_what_to_adapt(
@@ -145,6 +156,8 @@ def test_values_that_decide_shapes_stand_in_the_same_option() -> None:
     said = suggested_shapes([TensorInfo("x", "float32", ("n", 3))], values={"size": 2})
     assert said.option == "`shapes='x:1x3,8x3,32x3;size:NxN,NxN,NxN'`"
     assert "the 2 values N of size" in said.guesses
+    one = suggested_shapes([], {"size": B, "rank": B}, values={"size": 2, "rank": 1})
+    assert (one.option, one.guesses) == ("`shapes='size:1x4;rank:N,N,N'`", ("the 1 value N of rank",))
 
 
 def test_shapes_are_read_by_people() -> None:
@@ -180,3 +193,33 @@ def test_sizes_that_are_named_as_sums_are_the_sums() -> None:
         UsageError, match=r"'past \+ now' is 8/8/8 for mask, where these add up to 16/16/16. Write .*mask:1x16"
     ):
         validate_profiles([PAST, NOW, mask], parse_profiles("past:1x8x16;now:1x8x16;mask:1x8"))
+
+
+STEPS = TensorInfo("s", "float32", ("t", "n", 3), batch_axis=1)
+FREE = TensorInfo("f", "float32", ("k", 2), batch_axis=None)
+RANGES = "n:1x4x16,2x4x16,3x8x16;s:2x1x3,2x4x3,5x4x3;f:1x2,2x2,3x2"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (
+            {"n": (9, 4, 16), "s": (9, 2, 3), "f": (1, 3, 2)},
+            "",
+        ),  # however many at a time; those without samples are whole
+        ({"n": (1, 8, 16), "fixed": (1, 7)}, ""),
+        ({"n": (1, 9, 16)}, "samples of n 9x16 are outside the engine's shapes, n 1x4x16 to 3x8x16"),
+        (
+            {"n": (1, 3, 16), "s": (1, 6, 3), "f": (1, 3, 2)},
+            "samples of n 3x16, s 6x3 are outside the engine's shapes, n 1x4x16 to 3x8x16 or s 2x1x3 to 5x4x3",
+        ),
+        ({"f": (1, 4, 2)}, "samples of f 4x2 are outside the engine's shapes, f 1x2 to 3x2"),
+    ],
+)
+def test_samples_that_no_profile_takes_are_named(sizes: dict[str, tuple[int, ...]], said: str) -> None:
+    now, fixed = TensorInfo("n", "float32", ("b", "now", 16)), TensorInfo("fixed", "float32", (1, 3))
+    samples = {name: np.zeros(shape) for name, shape in sizes.items()}
+    profiles = parse_profiles(RANGES)
+    assert outside(profiles, [now, STEPS, FREE, fixed], samples) == said
+    wide = parse_profiles("n:1x1x1,1x1x1,9x9x16;s:1x1x3,1x1x3,9x9x3;f:1x2,1x2,9x2")
+    assert outside((*profiles, *wide), [now, STEPS, FREE], samples) == outside((), [now], samples) == ""

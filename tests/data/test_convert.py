@@ -30,6 +30,7 @@ def test_whole_numbers_become_each_other_where_they_stay_the_same() -> None:
             converted(np.array(values), name, "x")
 
 
+@pytest.mark.filterwarnings("error")
 def test_values_beyond_a_type_are_refused_and_infinite_ones_stay() -> None:
     with pytest.raises(DataError, match="x has float32 values that float16 can't hold"):
         converted(np.array([1e6], np.float32), "float16", "x")
@@ -66,3 +67,23 @@ def test_a_fixed_batch_of_one_input_is_filled_in_all() -> None:
         ((4, 2), (4, 3), 4),
         ((4, 2), (4, 3), 2),
     ]
+    outputs = {"y": np.arange(4), "all": np.arange(3), "one": np.float32(1)}
+    assert [array.shape for array in runs[1].cut(outputs).values()] == [(2,), (3,), ()]
+    assert all(runs[0].cut(outputs)[name] is array for name, array in outputs.items())
+    for shape, axis in (((2, 2), 0), (("n", 2), 1)):  # of two sizes, or with samples elsewhere: one at a time
+        infos = {"x": TensorInfo("x", "float32", (4, 2)), "z": TensorInfo("z", "float32", shape, batch_axis=axis)}
+        (run, *_) = single_runs(infos, [dict.fromkeys(infos, np.ones((6, 2), np.float32))])
+        assert (run.size, run.real) == (1, 1)
+
+
+def test_a_type_without_numbers_is_refused() -> None:
+    assert numpy_dtype("bfloat16") == ml_dtypes.bfloat16
+    with pytest.raises(UsageError, match="the model takes string, which is no type of numbers"):
+        numpy_dtype("string")
+    with pytest.raises(UsageError, match="x has dtype float32, the model takes uint8: give pixels from 0 to 255"):
+        converted(np.ones(2, np.float32), "uint8", "x")
+    with pytest.raises(UsageError, match="takes uint8: convert it with astype first"):
+        converted(np.ones(2, bool), "uint8", "x")
+    record = np.zeros(2, [("a", "i2")])
+    with pytest.raises(UsageError, match="astype first"):
+        converted(record, "bfloat16", "x")

@@ -59,6 +59,9 @@ def test_crops_are_the_same_every_time_and_follow_the_seed(tmp_path: Path) -> No
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     write_crops(recipe(tmp_path, SMALL.replace("seed = 3", "seed = 4")), tmp_path / "other")
     assert not set(contents(tmp_path / "one").values()) & set(contents(tmp_path / "other").values())
+    images = [cv2.imread(str(crop)) for crop in sorted((tmp_path / "one").glob("*.png"))]
+    blue = [image[..., 0].mean() for image in images]
+    assert blue == pytest.approx([66.9, 130.8, 61.1, 109.7, 49.2, 109.5], abs=0.5)  # as on every machine so far
 
 
 def test_a_finished_folder_is_left_and_an_outdated_one_made_again(tmp_path: Path) -> None:
@@ -95,12 +98,24 @@ def test_nothing_is_left_behind_when_a_photo_is_damaged(tmp_path: Path, monkeypa
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 
 
+def test_a_disk_that_takes_no_image_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = recipe(tmp_path, WORDS.replace("32", "16") + "width = 16")  # the least that words may have
+    monkeypatch.setattr("cv2.imwrite", lambda *_: False)
+    with pytest.raises(OutputError, match=r"can't write .*crops.crop_000\.png"):
+        write_crops(path, tmp_path / "crops")
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
         (SMALL + "colour = 1", UsageError, r"unknown key 'colour'; known: count, description"),
         (SMALL.replace("count = 6", ""), UsageError, "lacks 'count'"),
         (SMALL.replace("count = 6", "count = 0"), UsageError, "count and size must be there"),
+        (SMALL.replace("size = 40", "size = 0"), UsageError, "count and size must be there"),
+        (SMALL.replace("[0.3, 0.9]", "[0.0, 0.9]"), UsageError, r"0 < scale\[0\]"),
+        (SMALL.replace("[0.3, 0.9]", "[0.3, 1.5]"), UsageError, r"scale\[1\] ≤ 1"),
+        ("count = 1\nseed = 0\nsize = 32", UsageError, "photos or words, count and size must be there"),
+        (WORDS.replace("32", "15") + "width = 64", UsageError, "words go without photos"),
         (SMALL.replace("[0.3, 0.9]", "[0.9, 0.3]"), UsageError, r"scale\[0\] ≤ scale\[1\]"),
         (SMALL.replace("[0.3, 0.9]", "0.5"), UsageError, "scale is 0.5; a list is needed"),
         (SMALL.replace("skimage/data/coffee.png", "no_such_package/a.png"), MissingDependency, "no_such_package"),
@@ -136,3 +151,7 @@ def test_lines_of_text_are_drawn_alike_each_time(tmp_path: Path) -> None:
         assert image.shape == (48, 320, 3) and image.max() > 180
         assert (image < 140).mean() > 0.01, "there is ink on it"
     assert len({path.read_bytes() for path in first}) == 48
+    lines = np.stack([cv2.imread(str(path)) for path in first])
+    assert ((lines < 140).mean(), lines.mean(), lines.std()) == (
+        pytest.approx(0.219, abs=0.01), pytest.approx(179.9, abs=1), pytest.approx(70.7, abs=1)
+    )  # fmt: skip

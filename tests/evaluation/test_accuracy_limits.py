@@ -11,7 +11,7 @@ from compared import compare
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
-from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.limits import Limits, without_share
 from trtopt.graph.output_kinds import Kind
 
 Array = NDArray[Any]
@@ -87,6 +87,7 @@ def test_decibels_that_are_asked_for_hold_for_every_output_with_signal() -> None
     noisy = SCORES * np.where(np.arange(10) % 2, 1.2, 0.8)
     assert missed(Kind.CLASSES, SCORES, noisy, Limits(0)) == []
     assert missed(Kind.CLASSES, SCORES, noisy, Limits(0, 20)) == ["y: 14.0 dB, at least 20 is asked for"]
+    assert missed(Kind.OTHER, np.full((4, 8), 10.0), np.full((4, 8), 9.0), Limits(0, 20)) == []  # exactly 20
     assert missed(Kind.TOKENS, WORDS, OTHERS, Limits(0.9, 90)) == []  # of whole numbers dB say nothing
 
 
@@ -133,14 +134,17 @@ def test_values_that_are_not_finite_are_always_outside() -> None:
     new[4, np.argmin(new[4])] = np.nan
     said = "of y, 1 value is NaN or infinite, where the reference's are finite"
     assert missed(Kind.CLASSES, SCORES, new, Limits(0)) == [said]
+    new[5, np.argmin(new[5])] = np.inf
+    assert missed(Kind.CLASSES, SCORES, new, Limits(0)) == [said.replace("1 value is", "2 values are")]
 
 
 def test_a_share_may_be_a_percentage_and_limits_that_can_not_be_right_are_refused() -> None:
     assert Limits.of("99%", None) == Limits.of("0.99", None) == Limits.of(0.99, None) == Limits(0.99)
     assert Limits.of(" 97.5 % ", 30) == Limits(0.975, 30)
+    assert without_share([Kind.OTHER, Kind.MASK]) == "" and "(20 dB unless given) does" in without_share([Kind.OTHER])
     assert Limits.of(None, 30) == Limits(min_snr=30) and Limits.of(None, None) is None
     for wrong in ("101%", "99", "-1%", "much", "", "%", "nan"):
-        with pytest.raises(UsageError, match=r"`min_agreement=` is .*; a share from 0 to 1 is needed"):
+        with pytest.raises(UsageError, match=f"`min_agreement=` is {wrong}; a share from 0 to 1 is needed"):
             Limits.of(wrong, None)
     for limits in ({"min_agreement": 95}, {"min_agreement": -0.1}, {"min_snr": float("nan")}):
         with pytest.raises(UsageError, match="is needed, such as"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import trtopt
 from trtopt.core.errors import DataError
-from trtopt.evaluation.measures import MEASURES, NEAR_ZERO, measure, share
+from trtopt.evaluation.measures import MEASURES, NEAR_ZERO, decibels, measure, share
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.graph.output_kinds import Kind
 
@@ -220,6 +220,8 @@ def test_a_mask_that_loses_its_objects_shows_in_the_overlap() -> None:
     old[1, 0, :10, :10] = 0
     old[1, 0, 0, :3] = 1
     assert agreement(Kind.MASK, old, np.zeros_like(old)).overlap is None  # 3 pixels of 40000 say nothing
+    old[1, 0, 0, :4] = 1
+    assert agreement(Kind.MASK, old, old).overlap == 1  # and 4 do
 
 
 @settings(max_examples=60, deadline=None)
@@ -238,6 +240,7 @@ def test_a_turned_vector_has_the_cosine_of_its_angle(angle: float, scale: float,
     assert positions.cosine_mean == positions.cosine_min == pytest.approx(found.cosine_mean, abs=1e-9)
 
 
+@pytest.mark.filterwarnings("error")
 def test_vectors_without_direction_are_left_out_and_lost_ones_count() -> None:
     old = np.array([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
     found = agreement(Kind.EMBEDDING, old, np.array([[3.0, 4.0], [5.0, 5.0], [0.0, 0.0]]))
@@ -286,19 +289,20 @@ def test_the_channel_that_is_off_is_named_with_its_decibels(decibels: float, cha
 
 
 def test_channels_without_signal_are_left_out_and_said() -> None:
-    old = np.zeros((2, 7, 50))
+    old = np.zeros((2, 8, 50))
+    old[:, 7] = np.linspace(-0.3, 0, 50)  # no score, and little beside coordinates
     old[:, :4] = np.random.default_rng(0).uniform(0, 640, (2, 4, 50))
     old[:, 4] = np.linspace(0, 0.9, 50)  # a class that is there
     old[:, 5] = np.linspace(0, 0.05, 50)  # one that isn't: a tail of the sigmoid
     new = old + 0.01 * np.where(np.arange(50) % 2, 1, -1)
     found = agreement(Kind.BOXES, old, new)
     assert found.channels is not None
-    assert [value is None for value in found.channels.snr_db] == [False] * 5 + [True] * 2
+    assert [value is None for value in found.channels.snr_db] == [False] * 5 + [True] * 3
     assert found.channels.lowest == 4
     said = measure(found.describe(), 2)
     assert (
         said
-        == f"{ratio(old[:, 4], new[:, 4]):.1f} dB in channel 4, the lowest of 7 (2 left out: next to zero in the reference)"
+        == f"{ratio(old[:, 4], new[:, 4]):.1f} dB in channel 4, the lowest of 8 (3 left out: next to zero in the reference)"
     )
     silent = agreement(Kind.BOXES, np.zeros((2, 4)), np.ones((2, 4)))
     assert silent.channels is not None and silent.channels.lowest is None
@@ -312,6 +316,19 @@ def test_channels_without_signal_are_left_out_and_said() -> None:
     ]:
         channels = agreement(Kind.BOXES, np.ones(shape), np.ones(shape)).channels
         assert channels is not None and (channels.axis, len(channels.snr_db)) == (axis, shape[axis])
+
+
+def test_nothing_to_compare_is_equal() -> None:
+    for shape in ((0, 4), (2, 0)):
+        said = agreement(Kind.OTHER, np.zeros(shape), np.zeros(shape)).describe()
+        assert [said[name] for name in ("rows", "near_zero", "nonfinite", "samples")] == [
+            0,
+            0,
+            0,
+            None,
+        ] and "name" not in said
+        assert (sentence("y", said, 0), spread(said)) == ("y (other): equal", "")
+    assert (share(0.95, 0.95), decibels(20, 20)) == ("95.0%", "20.0 dB")  # not below: no more digits
 
 
 # Samples -----------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import model, node, values
+from graphs import model, node, nodes, values
 from half_models import half, overflowing
 from onnx import ModelProto
 
@@ -16,7 +16,7 @@ from trtopt.ort.sessions import open_session
 
 
 def network() -> ModelProto:
-    nodes = [
+    parts = [
         node("Conv", "x w b", "c", pads=[1, 1, 1, 1]), node("Sigmoid", "c", "s"), node("Mul", "c s", "m"),
         node("MaxPool", "m", "p", kernel_shape=[2, 2], strides=[2, 2]), node("Concat", "p p", "j", axis=1),
         node("Conv", "j depthwise", "d", group=8, pads=[2, 2, 2, 2]), node("Relu", "d", "r"), node("Add", "r shift", "a"),
@@ -28,7 +28,7 @@ def network() -> ModelProto:
         "shift": values(8, 1, 1, seed=3), "v": values(6, 8, seed=4), "u": values(6, 5, seed=5), "bias": values(5, seed=6),
         "q": values(5, 7, seed=7),
     }  # fmt: skip
-    return model(nodes, weights=weights)
+    return model(parts, weights=weights)
 
 
 def test_everything_lies_within_its_bounds() -> None:
@@ -52,6 +52,39 @@ def test_of_what_has_no_rule_and_of_halves_nothing_is_known() -> None:
     assert set(bounds(half(overflowing()[0]), {"x": (-1.0, 1.0)})) == {"x"}
     infinite = model([node("Add", "x k", "y")], weights={"k": np.array(np.inf, np.float32)})
     assert set(bounds(infinite, {"x": (-1.0, 1.0)})) == {"x"}
+
+
+HELD = {
+    "k": np.float32([1, -4]), "lo": np.float32(-1), "hi": np.float32(2), "w": np.float32([[1, -1], [2, 0.5]]),
+    "c": np.float32([10, -10]), "none": np.zeros(0, np.float32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operator", "ends"),
+    [
+        ("y = Clip (x, lo, hi)", (-1, 2)),
+        ("y = Clip (x, lo)", None),
+        ("y = Relu (x)", (-2, 3)),
+        ("y = Softmax (x)", (0, 1)),
+        ("y = Add (x, k)", (-6, 4)),
+        ("y = Add (x, none)", None),
+        ("y = Mul (x, k)", (-12, 8)),
+        ("y = Concat <axis = 0> (x, k)", (-4, 3)),
+        ("y = MatMul (x, w)", (-6.45, 9.45)),  # 5 % of 9 are left to rounding
+        ("y = MatMul (x, k)", (-14.7, 11.7)),
+        ("y = MatMul (x, x)", None),
+        ("y = Gemm (x, w, c)", (-14.95, 19.95)),
+        ("y = Gemm <transB = 1> (x, w)", (-5.375, 7.875)),
+        ("y = Gemm <alpha = 2.0> (x, w)", None),
+        ("y = own.Relu (x)", None),
+    ],
+)
+def test_ends_follow_from_ends(operator: str, ends: tuple[float, float] | None) -> None:
+    (item,) = nodes(operator)
+    proto = model([item], inputs={"x": [2, 2]}, weights={name: HELD[name] for name in item.input if name in HELD})
+    found = bounds(proto, {"x": (-2.0, 3.0)})
+    assert found.get("y") == (ends and pytest.approx(ends))
 
 
 @pytest.mark.parametrize("large", [False, True])

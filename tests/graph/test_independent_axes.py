@@ -17,7 +17,8 @@ WEIGHTS = {
     "one": np.array(1), "none": np.array([0]), "heads": np.array(HEADS), "deep": np.array([WIDTH // HEADS]),
     "wide": np.array([WIDTH]), "w": values(WIDTH, WIDTH), "axis0": np.array([0]), "axis1": np.array([1]),
     "first": np.array(0), "far": np.array([2**31 - 1]), "table": values(40, 1, WIDTH), "few": np.array([2]),
-    "words": values(50, WIDTH), "scale": values(WIDTH),
+    "words": values(50, WIDTH), "scale": values(WIDTH), "at": np.array([[0]]), "places": np.array([[[0]]]),
+    "filter": values(4, 3, 1), "channels": values(3), "pads": np.array([0, 1, 0, 0, 0, 0]),
 }  # fmt: skip
 
 
@@ -43,33 +44,79 @@ def axes(proto: ModelProto) -> dict[str, int | None]:
     return {name: info.batch_axis for name, info in network_inputs(proto).items()}
 
 
-def test_attention_over_the_first_axis_keeps_samples_on_the_second() -> None:
+def test_attention_over_one_axis_keeps_samples_on_the_other() -> None:
     assert axes(net(attention())) == {"x": 1}
     assert axes(net(attention(), x=["a", "b", WIDTH])) == {"x": 1}
-
-
-def test_attention_over_the_second_axis_keeps_them_on_the_first() -> None:
     assert axes(net([node("Transpose", "x", "t", perm=[1, 0, 2]), *attention("t")])) == {"x": 0}
 
 
+BOTH = [0, 1]
+THREE = ["n", "c", "l"]
+
+
 @pytest.mark.parametrize(
-    ("end", "axis"),
+    ("end", "free", "shape", "opset"),
     [
-        ("y = ReduceMean <axes = [0]> (x)", 1),
-        ("y = Gather <axis = 0> (x, first)", 1),
-        ("y = Softmax <axis = 0> (x)", 1),
-        ("y = Slice (x, none, few)", 1),
-        ('y = Einsum <equation = "tnc,tnd->ncd"> (x, x)', 1),
-        ("y = Concat <axis = 0> (x, x)", 1),
-        ("y = CumSum (x, first)", 1),
-        ("y = LayerNormalization (x, scale)", 0),
-        ("y = Slice (x, none, far)", 0),
-        ("y = MatMul (x, w)", 0),
-        ("y = ReduceMean <axes = [0]> (x) z = ReduceMean <axes = [1]> (x)", None),
+        ("y = ArgMax (x)", [1], None, 17),
+        ("y, i = TopK (x, few)", BOTH, None, 17),
+        ("y = Gather (x, first)", [1], None, 17),
+        ("y = GatherElements (x, places)", [1], None, 17),
+        ("y = Split (x)", [1], None, 17),
+        ("y = LpNormalization (x)", BOTH, None, 17),
+        ("y = LogSoftmax (x)", BOTH, None, 13),
+        ("y = Hardmax (x)", [0], None, 12),  # then along all axes from the first on
+        ("y = Softmax <axis = -2> (x)", [0], None, 17),
+        ("y = LayerNormalization (x, scale)", BOTH, None, 17),
+        ("y = LayerNormalization <axis = 1> (x, scale)", [0], None, 17),
+        ("y = RMSNormalization (x, scale)", BOTH, None, 23),
+        ("y = InstanceNormalization (x, channels, channels)", BOTH, THREE, 17),
+        ("y = GlobalAveragePool (x)", BOTH, THREE, 17),
+        ("y = AveragePool <kernel_shape = [2]> (x)", BOTH, THREE, 17),
+        ("y = Conv (x, filter)", [0], THREE, 17),
+        ("y = ConvTranspose (x, filter)", [0], THREE, 17),
+        ("y = GroupNormalization <num_groups = 1> (x, channels, channels)", [0], THREE, 21),
+        ("y = Concat <axis = 1> (x, x)", [0], None, 17),
+        ("y = Concat <axis = 0> (x)", BOTH, None, 17),
+        ("y = Pad (x, pads)", [0], None, 17),
+        ("y = GatherND (x, at)", [1], None, 17),
+        ("y = GatherND <batch_dims = 1> (x, at)", [], None, 17),
+        ("y = ScatterND (x, at, x)", [1], None, 17),
+        ("y = ScatterElements (x, places, x)", [1], None, 17),
+        ("y = ScatterElements <axis = 1> (x, places, x)", [0], None, 17),
+        ("y = CumSum (x, one)", [0], None, 17),
+        ("y = MatMul (x, scale)", BOTH, None, 17),
+        ("t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (w, t)", BOTH, None, 17),
+        ("y = Gemm (x, w)", [0], ["n", WIDTH], 17),
+        ("y = Gemm <transA = 1> (x, w)", [1], [WIDTH, "n"], 17),
+        ('y = Einsum <equation = "nnc->nc"> (x)', [], ["n", "n", WIDTH], 17),
+        ('y = Einsum <equation = "tnc,cd"> (x, w)', None, None, 17),
+        ('y = Einsum <equation = "...c,cd->...d"> (x, w)', None, None, 17),
+        ('y = Einsum <equation = "tnc,tnd->ncd"> (x, x)', [1], None, 17),
+        ("y = Slice (x, none, few)", [1], None, 17),
+        ("y = Slice (x, none, far)", BOTH, None, 17),
+        ("y = ReduceMean (x, axis1)", [0], None, 18),
+        ("y = ReduceMean <axes = [0]> (x) z = ReduceMean <axes = [1]> (x)", [], None, 17),
+        ("y = ReduceSum (x)", [], None, 17),
+        ("y = ReduceSum <noop_with_empty_axes = 1> (x)", BOTH, None, 17),
+        ("a = Cast <to = 7> (x) y = ReduceSum (x, a)", None, None, 17),
+        ("s = Asinh (scale) y = Add (x, s)", BOTH, None, 17),  # not known, but of no input
+        ("y = own.Relu (x)", None, None, 17),
+        ("c = Cast <to = 7> (x) e = Expand (x, c) y = Softmax (e)", None, None, 17),
+        ("m = ReduceMax <axes = [0, 1], keepdims = 0> (x) i = Cast <to = 7> (m) y = Slice (x, i, i)", None, None, 17),
+        ("y = Softmax (x)", BOTH, THREE, 17),
+        (
+            "s = Shape (x) u = Unsqueeze <axes = [0]> (s) q = Squeeze <axes = [0]> (u) y = Reshape (x, q)",
+            BOTH,
+            None,
+            12,
+        ),
+        ("s = Shape <start = 2> (x) r = Reshape (x, s) y = ReduceMean <axes = [0]> (r)", None, None, 17),
     ],
 )
-def test_what_goes_along_an_axis_mixes_it(end: str, axis: int | None) -> None:
-    assert axes(net(graph_nodes(end))) == {"x": axis}
+def test_axes_left_free_by_a_node(end: str, free: list[int] | None, shape: list[Any] | None, opset: int) -> None:
+    proto = net(graph_nodes(end), x=shape or ["", "?", WIDTH], opset=opset)
+    assert independent_axes(proto, network_inputs(proto)) == (free if free is None else {"x": free})
+    assert shape or free is None or axes(proto) == {"x": free[0] if free else None}
 
 
 @pytest.mark.parametrize("length", ["of = Identity (all)", "one = Squeeze (all) of = Reshape (one, axis1)"])

@@ -66,6 +66,33 @@ def test_an_input_of_one_node_can_have_a_value_of_its_own() -> None:
     assert first.inputs == ("x/other",)
 
 
+def test_an_input_that_two_segments_have_is_joined_once() -> None:
+    """Where the tensor that it stands for is made inside, it is that tensor; else one input."""
+    text = "(float[n,4] x) => (float[n,4] y) { h = MatMul (x, w) [m1] i = MatMul (h, w) [m2] y = Add (h, i) }"
+    proto, x = written(text, w=values(4, 4)), values(2, 4, seed=1)
+    segments = divided(proto, ["h", "i"], {("m1", 0): "h/other", ("m2", 0): "h/other"})
+    assert [(part.inputs, part.outputs) for part in segments] == [
+        (("x",), ("h",)), (("h/other",), ("i",)), (("i", "h/other"), ("y",))
+    ]  # fmt: skip
+    assert [len(part.proto.graph.initializer) for part in segments] == [1, 1, 0]
+    shapes = [value.type.tensor_type.shape for part in segments for value in part.proto.graph.input]
+    assert {len(shape.dim) for shape in shapes} == {2} and not any(dim.dim_param for s in shapes for dim in s.dim)
+    whole, y = joined(segments, ["y"], {"h/other": "h"}), _run(proto, {"x": x})["y"]
+    assert (whole.inputs, whole.outputs) == (("x",), ("y",))
+    np.testing.assert_array_equal(_run(whole.proto, {"x": x})["y"], y)
+    rest = joined(segments[1:], ["y", "i"], {"h/other": "h"})
+    assert (rest.inputs, rest.outputs) == (("h/other",), ("i", "y"))
+    np.testing.assert_array_equal(_run(rest.proto, {"h/other": x @ values(4, 4)})["y"], y)
+    assert joined(segments[2:], ["y"], {}).inputs == ("i", "h/other")
+
+
+def test_an_input_that_a_node_lacks_can_be_added() -> None:
+    (whole,) = divided(_skips(), [], {})
+    x, bias = values(1, 3, 8, 8, seed=2), np.array([1, 2, 3], np.float32)
+    found = _run(whole.with_constants({("c1", 2): bias}), {"x": x})["y"] - _run(whole.proto, {"x": x})["y"]
+    np.testing.assert_allclose(found, np.broadcast_to(bias.reshape(3, 1, 1), found.shape), atol=1e-4)
+
+
 def test_a_weight_is_changed_for_one_reader() -> None:
     text = "(float[n,4] x) => (float[n,4] y) { [m0] h = MatMul (x, w) [m1] y = MatMul (h, w) }"
     (whole,) = divided(written(text, w=values(4, 4)), [], {})

@@ -99,6 +99,18 @@ def test_unknown_texts_are_quoted() -> None:
     assert "no message" in str(translate((), "can't build"))
     assert in_words("strange") == "" and "an input that isn't of integers" in in_words("isInFlight")
     assert str(translate(tuple("abcdefgh"), "can't build")) == "can't build: a; b; c; d; e; f"
+    long = str(translate(("isInFlight " + "x" * 999,), "can't build"))
+    assert long.endswith(f"of integers (TensorRT said: isInFlight {'x' * 589})")
+
+
+def test_steps_and_layers_are_told_apart_from_other_verbose_messages() -> None:
+    steps: list[str] = []
+    messages = Messages(steps.append)
+    for text in ("Timing Runner: conv_1 (CaskConvolution[0x8])", "Layers: {}", "Tactic: 0x1 Time: 0.1", " Layers: "):
+        messages.add("VERBOSE", text)
+    messages.add("INTERNAL_ERROR", " it broke\n")
+    assert (steps, messages.layers, messages.warnings) == (["timing conv_1"], ["Layers: {}"], ())
+    assert messages.errors == ("it broke",)
 
 
 WARNINGS = """

@@ -66,6 +66,35 @@ def test_shape_inputs() -> None:
     assert "sizes:NxN with 2 numbers" in profile_problems([SIZES], (), shape_inputs=known)[0]
     assert profile_problems([SIZES], ({"sizes": same(-1, 9)},), shape_inputs=known) == []  # values, not sizes
     assert profile_problems([SIZES], ({"sizes": same(7, 9)},), shape_inputs=known) == []
+    assert profile_problems([SIZES, IMAGE], ({"sizes": same(7)},), shape_inputs=known) == [
+        "sizes is a shape input of 2 values, 1 were given", "the dynamic input image (?, 3, 224, 224) is missing"
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"the values of the shape input sizes \(2\) are missing\. Write .*;sizes:NxN"):
+        validate_profiles([IMAGE, SIZES], ({"image": same(1, 3, 224, 224)},), shape_inputs=known)
+    with pytest.raises(
+        UsageError, match=r"^the values of the input n decide .*: n:N with 1 number, or.*Write `shapes='n:N,"
+    ):
+        validate_profiles([TensorInfo("n", "int64")], (), shape_inputs=frozenset({"n"}))
     # the parser says it is an ordinary input of shape (2,)
     assert "rank 1" in profile_problems([SIZES], ({"sizes": same(7, 9)},), shape_inputs=frozenset())[0]
     assert "negative" in profile_problems([TensorInfo("x", "float32", (-1, 3))], ({"x": same(-2, 3)},))[0]
+
+
+def test_sizes_beyond_a_models_constants_are_named() -> None:
+    longest, profile = {("input_ids", 1): 128}, {"input_ids": ShapeRange((1, 8), (4, 64), (8, 129))}
+    assert profile_problems([IDS], (profile,), longest=longest) == [
+        "input_ids goes up to 129 on axis 1, and the model's constants (its position embeddings) to 128"
+    ]
+    assert profile_problems([IDS], (profile,), longest={("input_ids", 1): 129}) == []
+    with pytest.raises(UsageError, match=r"Write `shapes='input_ids:1x8,4x64,8x128'`"):
+        validate_profiles([IDS], (profile,), longest=longest)
+
+
+def test_where_nothing_is_open_the_line_says_so() -> None:
+    fixed = TensorInfo("x", "float32", (1, 3))
+    with pytest.raises(
+        UsageError, match=r"fixed size of 3 .* given 4\. Write no `shapes=`: the model leaves no size open$"
+    ):
+        validate_profiles([fixed], ({"x": same(1, 4)},))
+    with pytest.raises(UsageError, match=r"Write NAME:MIN,OPT,MAX$"):
+        validate_profiles([fixed, SIZES], ({"x": same(1, 4)},))

@@ -90,8 +90,8 @@ def propagate(model: ir.Model, known: Mapping[str, float], groups: Iterable[Sequ
     return scales
 
 
-def _carries(node: ir.Node) -> str:
-    """Return `ALL` or `SOME` where only values of the first input come out, all or some of them; empty where others do."""
+def _carries(node: ir.Node) -> str | None:
+    """Return `ALL` or `SOME` where only values of the first input come out, all or some of them; None where others do."""
     if node.op_type in SAME_RANGE:
         return ALL
     if node.op_type in SELECTION:
@@ -100,7 +100,7 @@ def _carries(node: ir.Node) -> str:
         # tf_crop_and_resize fills in a value of its own.
         transform = attribute(node, "coordinate_transformation_mode")
         if attribute(node, "mode", "nearest") != "nearest" or transform == "tf_crop_and_resize":
-            return ""
+            return None
         before, after = sizes(node.inputs[0]) or (None,), sizes(node.outputs[0]) or (None,)
         return (
             ALL if all(old is not None and new is not None and new >= old for old, new in zip(before, after)) else SOME
@@ -109,9 +109,9 @@ def _carries(node: ir.Node) -> str:
         fill, pads = operand(node, 2), constant(operand(node, 1))
         content = attribute(node, "value", 0.0) if fill is None else constant(fill)  # an attribute in opset 2
         if attribute(node, "mode", "constant") == "constant" and (content is None or np.any(content)):
-            return ""
+            return None
         return ALL if pads is not None and bool((pads >= 0).all()) else SOME
-    return ""
+    return None
 
 
 def _keeps_zero(node: ir.Node) -> bool:

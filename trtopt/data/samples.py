@@ -90,7 +90,7 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
         what = f"{target} holds what wasn't made from a recipe ({first_of(others)})"
         raise UsageError(f"{what}: give another folder, or use it with `images=`")
     try:
-        with folder_in(target.parent, f".{target.name[:40]}.") as place:
+        with folder_in(target.parent, ".crops.") as place:
             made = place / target.name
             made.mkdir()
             _write(recipe, made)

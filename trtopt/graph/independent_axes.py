@@ -45,10 +45,8 @@ class _Open(Exception):
 def independent_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str, list[int]] | None:
     """Input → its open axes that nothing mixes; None where that isn't known."""
     places = [(name, axis) for name, info in inputs.items() for axis in info.open_axes]
-    if (
-        proto.functions
-        or len(proto.graph.node) > _NODES
-        or any(node.domain not in STANDARD or any(subgraphs(node)) for node in proto.graph.node)
+    if len(proto.graph.node) > _NODES or any(
+        node.domain not in STANDARD or any(subgraphs(node)) for node in proto.graph.node
     ):
         return None
     own: list[object] = [inputs[name].dimension(axis) for name, axis in places]
@@ -91,9 +89,7 @@ class _Sizes:
                 self._types[value.name] = helper.make_tensor_type_proto(value.type.tensor_type.elem_type, shape)
 
     def _infer(self, node: NodeProto) -> None:
-        schema = schema_of(node.op_type, self._opset)
-        if schema is None:
-            raise _Open
+        schema: Any = schema_of(node.op_type, self._opset)  # None, of an unknown operator: its inference raises
         reads = [name for name in node.input if name]
         known = {name: self._types[name] for name in reads if name in self._types}
         data = {name: self._values[name] for name in reads if name in self._values}
@@ -120,8 +116,6 @@ class _Sizes:
         return tuple(dim.dim_value for dim in dims)
 
     def _numbers(self, name: str) -> list[int]:
-        if name not in self._values:
-            raise _Open
         return [int(number) for number in numpy_helper.to_array(self._values[name]).ravel()]
 
     def mixed(self, node: NodeProto) -> Iterator[int]:
