@@ -110,7 +110,7 @@ def test_tensorrts_own_cache_covers_every_needed_tensor(native: TextCache, build
         (
             f"needed tensors in {native.header}",
             f"{coverage.needed - len(coverage.missing)} of {coverage.needed}",
-            f"{parts}; {coverage.entries} entries, {len(native.constants)} constants, {len(coverage.strange)} of no tensor",
+            f"{parts}; {coverage.entries} entries, {len(native.unusable)} unusable, {len(coverage.strange)} of no tensor",
         )
     )
     assert coverage.missing == ()

@@ -19,7 +19,7 @@ import trtopt
 from trtopt.builder import execute
 from trtopt.builder.construction import build
 from trtopt.calibration.text_cache import read_cache, write_cache
-from trtopt.core.errors import CalibrationError, UsageError
+from trtopt.core.errors import BuildFailed, CalibrationError, UsageError
 from trtopt.engine.manifest import load_manifest
 from trtopt.trt.generation import Generation
 
@@ -178,3 +178,30 @@ def test_squeeze_and_excite_has_its_scales_beside_the_graph_on_10_alone(
     ):
         build(model, tmp_path / "f.engine", calib=table, save_onnx=kept, **common, **more)
         assert any(node.op_type == "QuantizeLinear" for node in onnx.load(kept).graph.node)
+
+
+def test_where_nothing_runs_in_int8_with_scales_beside_the_graph_they_go_into_it(
+    stand_in: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in("10.16.1")
+    model, kept, heard, real = _gated(tmp_path), tmp_path / "built.onnx", Heard(), Generation.build
+
+    def refused(self: Generation, path: Path, spec: Any, **options: Any) -> Any:
+        if spec.calibrator == "native":
+            raise BuildFailed("no implementation")
+        return real(self, path, spec, **options)
+
+    monkeypatch.setattr(Generation, "build", refused)
+    data = {"x": values(8, 3, 32, 32)}
+    made: dict[str, Any] = {
+        "int8": True,
+        "backend": "tensorrt",
+        "shapes": SHAPES,
+        "allow_precision_fallback": True,
+        "data": data,
+    }
+    result = build(model, tmp_path / "e.engine", save_onnx=kept, reporter=heard, **made)
+    assert any("with Q/DQ in the graph instead" in note and "no implementation" in note for note in heard.notes)
+    assert any(node.op_type == "QuantizeLinear" for node in onnx.load(kept).graph.node)
+    assert load_manifest(result.engine).spec["calibrator"] == "trtopt"
+    assert build(model, tmp_path / "e.engine", save_onnx=kept, **made).cached

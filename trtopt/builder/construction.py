@@ -163,7 +163,7 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
     graph, cache = plan.request.save_onnx, plan.request.save_cache
     kept_nodes = [replace(item, reason=MEASURED) if item.node in unsafe else item for item in lowered.kept]
     counts, summary = precision_summary(engine.layers, kept_nodes, engine.unread or built.report.hidden)
-    generation, device, spec = plan.generation, plan.generation.device(plan.spec), plan.spec.describe()
+    generation, device = plan.generation, plan.generation.device(plan.spec)
     embedded, (inputs, profiles) = plan.embedded, plan.engine_interface()
     with writing_together(plan.output, manifest_path(plan.output)) as (partial, partial_manifest):
         partial.write_bytes(engine.plan)
@@ -171,7 +171,7 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
             generation={name: getattr(generation, name) for name in ("family", "product", "version")}
             | {"gpu": str(device) if device else None},
             targets=[f"sm{target}" for target in engine.targets],
-            spec=spec,
+            spec=built.spec.describe(),
             precision=counts,
             precision_summary=summary,
             coverage={str(item): round(share, 6) for item, share in built.report.coverage.items()},

@@ -20,7 +20,15 @@ from trtopt.builder.asked import is_none
 from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
 from trtopt.calibration.safety import Safety, find_unsafe
-from trtopt.core.errors import AccuracyLost, BackendError, ModelError, OutputError, PrecisionLost, UnsupportedOperator
+from trtopt.core.errors import (
+    AccuracyLost,
+    BackendError,
+    BuildFailed,
+    ModelError,
+    OutputError,
+    PrecisionLost,
+    UnsupportedOperator,
+)
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
 from trtopt.core.temporary import scratch
@@ -51,8 +59,13 @@ PARTS = "part of an operator that TensorRT takes only written out"
 
 @dataclass(frozen=True)
 class Built:
-    """A plan for TensorRT to run, the graph that it was built from, and what was found of both; `safety`: by the samples."""
+    """A plan for TensorRT to run, the graph that it was built from, and what was found of both; `safety`: by the samples.
 
+    Attributes:
+        spec: as it was built; with scales beside the graph TensorRT's own calibrator read them.
+    """
+
+    spec: BuildSpec
     lowered: Lowered
     engine: BuiltPlan
     report: PrecisionReport
@@ -77,10 +90,23 @@ def execute(plan: BuildPlan) -> Built:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     validate_profiles(inputs, spec.profiles, longest=folded_model.max_lengths)  # folding may have shown them
     safety = _measure(plan, folded)
-    lowered, engine, report = _construct(plan, folded, {} if safety is None else safety.in_fp32)
+    unsafe = {} if safety is None else safety.in_fp32
+    if plan.beside is None:
+        lowered, engine, report = _construct(plan, folded, unsafe)
+    else:
+        reporter.note(
+            f"{plan.generation} gets the scales beside the graph, without Q/DQ: squeeze-and-excite is faster so"
+        )
+        spec = replace(spec, calibrator="native")
+        try:
+            lowered, engine, report = _construct(replace(plan, spec=spec, cache=plan.beside), folded, unsafe)
+        except (BuildFailed, PrecisionLost, UnsupportedOperator) as error:
+            reporter.note(f"with Q/DQ in the graph instead, since with scales beside it: {error}")
+            spec = plan.spec
+            lowered, engine, report = _construct(plan, folded, unsafe)
     for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
         reporter.warn(warning)
-    return Built(lowered, engine, report, safety, time.monotonic() - start)
+    return Built(spec, lowered, engine, report, safety, time.monotonic() - start)
 
 
 def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:

@@ -41,6 +41,7 @@ class BuildPlan:
         stated: output → the kind that the user says.
         samples: that say what has to stay in FP32, where the build isn't quantized.
         table: the scales; native, cache: for TensorRT's own calibrator, instead.
+        beside: the table as such a cache, where the scales are to stand beside the graph (`Scales.beside_graph`).
         preprocessing: as the manifest describes it; embedded: what of it the engine does itself.
     """
 
@@ -56,6 +57,7 @@ class BuildPlan:
     table: Table | None = None
     native: Batches | None = None
     cache: bytes | None = None
+    beside: bytes | None = None
     preprocessing: Mapping[str, Any] | None = None
     embedded: Embedded | None = None
 
@@ -165,11 +167,7 @@ def with_scales(plan: BuildPlan) -> BuildPlan:
     if spec.embed_preprocess and request.data is not None:  # which is used as it is
         scales = replace(scales, preprocess=None)
     table = scales.table(model, spec, plan.quantized, request.reporter)
-    native, cache = scales.native(model, spec), scales.native_cache(spec)
-    if table is not None and (beside := scales.beside_graph(model, spec, plan.generation.capabilities, table)):
-        spec, cache = replace(spec, calibrator="native"), beside
-        what = f"{plan.generation} takes the scales beside the graph, without Q/DQ: squeeze-and-excite is faster so"
-        request.reporter.note(what)
+    native, can = scales.native(model, spec), plan.generation.capabilities
     preprocessing, embedded = scales.preprocessing(table, native), None
     if spec.embed_preprocess:
         prepared = request.preprocess if preprocessing is None else preprocessing
@@ -180,10 +178,10 @@ def with_scales(plan: BuildPlan) -> BuildPlan:
         )
     return replace(
         plan,
-        spec=spec,
         table=table,
         native=native,
-        cache=cache,
+        cache=scales.native_cache(spec),
+        beside=None if table is None else scales.beside_graph(model, spec, can, table),
         preprocessing=preprocessing,
         embedded=embedded,
     )
