@@ -323,7 +323,7 @@ def test_a_metric_of_samples_of_several_widths_beside_what_fp32_gives(crops: Any
         ),
         ({"metric": "json:loads"}, "go together"),
         ({"metric": "nowhere:at_all", "min": 1}, "can't be imported"),
-        ({"metric": "json", "min": 1}, "write module:function"),
+        ({"metric": "json", "min": 1}, "write package.module:NAME"),
         ({"metric": "os:getcwd", "min": 1}, "failed on {y (80, 40)}: TypeError"),
         ({"metric": lambda outputs, labels: 1.0, "min": 1}, "takes labels as well"),
         ({"min_snr": 20, "calib": "old.cache"}, "is a TensorRT cache"),

@@ -134,7 +134,7 @@ def test_files_are_read_whole_or_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, said, number in (
         ("large", "over 256 MiB", errno.EFBIG),
-        ("pipe", "it is no regular file", errno.EINVAL),
+        ("pipe", "it is a pipe", errno.EINVAL),
         (".", "it is a folder", errno.EISDIR),
     ):
         with pytest.raises(OSError, match=said) as caught:

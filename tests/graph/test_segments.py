@@ -72,7 +72,7 @@ def test_an_input_that_two_segments_have_is_joined_once() -> None:
     proto, x = written(text, w=values(4, 4)), values(2, 4, seed=1)
     segments = divided(proto, ["h", "i"], {("m1", 0): "h/other", ("m2", 0): "h/other"})
     assert [(part.inputs, part.outputs) for part in segments] == [
-        (("x",), ("h",)), (("h/other",), ("i",)), (("i", "h/other"), ("y",))
+        (("x",), ("h",)), (("h/other",), ("i",)), (("h/other", "i"), ("y",))
     ]  # fmt: skip
     assert [len(part.proto.graph.initializer) for part in segments] == [1, 1, 0]
     shapes = [value.type.tensor_type.shape for part in segments for value in part.proto.graph.input]
@@ -83,7 +83,7 @@ def test_an_input_that_two_segments_have_is_joined_once() -> None:
     rest = joined(segments[1:], ["y", "i"], {"h/other": "h"})
     assert (rest.inputs, rest.outputs) == (("h/other",), ("i", "y"))
     np.testing.assert_array_equal(_run(rest.proto, {"h/other": x @ values(4, 4)})["y"], y)
-    assert joined(segments[2:], ["y"], {}).inputs == ("i", "h/other")
+    assert joined(segments[2:], ["y"], {}).inputs == ("h/other", "i")
 
 
 def test_an_input_that_a_node_lacks_can_be_added() -> None:

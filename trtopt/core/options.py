@@ -312,6 +312,6 @@ def _needed(kind: ast.expr) -> list[str]:
         return _needed(kind.left) + _needed(kind.right)
     name, inner = _parts(kind)
     each = [" or ".join(_needed(item)) for item in inner]
-    if name in _PLAIN:
-        return [_PLAIN[name][0]]
+    if name in _PLAIN or not inner:
+        return [_PLAIN[name][0] if name in _PLAIN else name]
     return [f"a mapping of {each[0]} to {each[1]}" if name == "Mapping" else f"a list, each {each[0]},"]

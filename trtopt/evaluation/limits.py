@@ -73,9 +73,12 @@ class Limits:
             return None if min_snr is None else cls(min_snr=min_snr)
         text = str(min_agreement).strip()
         try:
-            return cls(float(text.removesuffix("%")) / (100 if text.endswith("%") else 1), min_snr)
+            part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
-            raise _no_share(min_agreement) from None
+            part = math.nan
+        if not 0 <= part <= 1:
+            raise _no_share(min_agreement)
+        return cls(part, min_snr)
 
     def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
         """Return what of `Agreement.figures()` is outside, each with the value and the limit."""

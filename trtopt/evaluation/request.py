@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from trtopt.core.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from trtopt.data.rebatch import Arrays
     from trtopt.evaluation.agreement import Runner
 
 
@@ -33,7 +32,7 @@ class VerifyRequest:
             typed=Path,
         )
     )
-    batches: Iterable[Arrays] | None = None
+    batches: Any = None  # as `data`, by position
     labels: Any = shared.labels(help="True classes, one number a line, in the order of the samples.")
     threads: int | None = shared.threads()
     _: KW_ONLY
