@@ -48,12 +48,8 @@ _MODULES = {  # module that is imported in a child → packages that bring it; t
     "cv2": ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python"),
     "onnx": ("onnx", "onnx-weekly"),
 }
-_NAMES = {
-    "tensorrt": "TensorRT",
-    "tensorrt_rtx": "TensorRT-RTX",
-    "tensorrt_lean_bindings": "TensorRT lean",
-    "tensorrt_lean": "TensorRT lean",
-}
+_NAMES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
+_NAMES |= dict.fromkeys(("tensorrt_lean_bindings", "tensorrt_lean"), "TensorRT lean")
 _DEV, _PROC, _SYS = Path("/dev"), Path("/proc"), Path("/sys")
 
 

@@ -45,6 +45,7 @@ _SUMMARIES: tuple[tuple[str, str | None], ...] = (
         "the model's own shapes don't fit together at every size within `shapes=`: run it at the least and the largest",
     ),
     (r"Make sure (input|output) .* has Int64 binding", None),  # every integer input and output has one
+    (r"Cache result detected as invalid", None),  # of a kept timing cache, for a kernel that is timed again then
     (r"Converting conv \w+ scales to fp32", None),  # TensorRT-RTX, on every Q/DQ with FP16 scales; it changes nothing
 )
 
