@@ -24,6 +24,7 @@ def main() -> NoReturn:
             raise
         if not isinstance(left, SystemExit):
             print("stopped", file=sys.stderr)
+    exec("")  # or CPython ends by SIGINT after `-m`, where the exception left the code of a text, such as a dataclass's
     sys.exit(stopping.status())
 
 

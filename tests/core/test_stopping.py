@@ -29,6 +29,7 @@ WORKS = {
     # CPython may turn an exception within an import into another, and libraries may swallow it
     "turned": "\n        try: time.sleep(60)\n        except KeyboardInterrupt: raise SyntaxError('\\\\N escapes')",
     "caught": "\n        try: time.sleep(60)\n        except KeyboardInterrupt: raise trtopt.TrtoptError('import failed')",
+    "in a text's code": "\n        exec('time.sleep(60)')",  # dataclasses run such texts as modules are imported
     "swallowed": "\n        try: time.sleep(60)\n        except: pass\n        return trtopt_version()",
     "swallowed for long": "stopping.PATIENCE = 0.3\n        try: time.sleep(60)\n        except: time.sleep(60)",
     "in native code": "stopping.PATIENCE = 0.3; __import__('ctypes').CDLL(None).sleep(60)",
