@@ -17,11 +17,10 @@ from world import Heard
 
 from trtopt import calibrate
 from trtopt.builder.construction import build
-from trtopt.builder.instrumented import LAYERS
 from trtopt.builder.lowering import Lowered, in_fp32_types, judge, lower
 from trtopt.calibration.table import Table
 from trtopt.core.errors import CalibrationError, ModelError
-from trtopt.core.values import BuildSpec, LayerInfo, Override, Precision
+from trtopt.core.values import SETTINGS, BuildSpec, LayerInfo, Override, Precision
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.passes.fold import fold
@@ -284,4 +283,4 @@ OTHER = {  # the graph has it, it says how a plan is kept, or is given where the
 
 
 def test_every_option_that_makes_other_layers_is_taken_when_an_engine_is_built_again_for_its_tensors() -> None:
-    assert {*LAYERS} | OTHER == {item.name for item in fields(BuildSpec)}
+    assert {name for name, item in SETTINGS.items() if item.layers} | OTHER == {item.name for item in fields(BuildSpec)}

@@ -219,7 +219,7 @@ def _planned(
 ) -> tuple[Lowered, BuiltPlan]:
     """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
     spec, generation, path = plan.spec, plan.generation, folder / "model.onnx"
-    if spec.timing_cache is None and generation.capabilities.timing_cache:
+    if spec.timing_cache is None and "timing_cache" in generation.capabilities.options:
         cache = None if is_none(plan.request.timing_cache) else kept_timing(generation, generation.device(spec))
         spec = replace(spec, timing_cache=cache or folder / "timing.cache")  # a second build is then much faster
     try:

@@ -16,7 +16,7 @@ from trtopt.builder.execute import kept_timing
 from trtopt.core.errors import BackendError, UsageError
 from trtopt.core.files import write_bytes
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import BuildSpec, Precision, parse_targets
+from trtopt.core.values import SETTINGS, BuildSpec, Precision, parse_targets
 from trtopt.engine.manifest import Manifest, described_spec
 from trtopt.graph.io import save_model
 from trtopt.graph.passes import embed
@@ -24,10 +24,6 @@ from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.proto import infer_shapes, whole_copy
 from trtopt.trt import select
 from trtopt.trt.layers import HEAVY_OPS
-
-LAYERS = (  # options that make other layers
-    "precision", "remainder", "io_fp32", "workspace", "optimization_level", "hardware_compatibility", "sparsity", "tf32",
-)  # fmt: skip
 
 
 def build_with_outputs(
@@ -43,7 +39,7 @@ def build_with_outputs(
     generation = select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
     # The rest of what was asked for is in the graph, or says how a plan is kept.
     asked = described_spec(manifest.spec)
-    layers = {name: getattr(asked, name) for name in LAYERS}
+    layers = {name: getattr(asked, name) for name, item in SETTINGS.items() if item.layers}
     targets = parse_targets(manifest.targets)
     spec = BuildSpec(**layers, profiles=manifest.ranges, targets=targets, allow_precision_fallback=True)
     if spec.precision.quantized and not is_quantized(graph):
@@ -60,7 +56,7 @@ def build_with_outputs(
     layer_precision, preferred = _precisions(manifest, graph)
     if generation.typed(spec) or spec.base is Precision.FP32:
         layer_precision, preferred = {}, {}
-    if generation.capabilities.timing_cache:  # in which it finds what the engine's own build has timed
+    if "timing_cache" in generation.capabilities.options:  # in which it finds what the engine's own build has timed
         spec = replace(spec, timing_cache=kept_timing(generation, generation.device(spec)))
     try:
         engine = generation.build(

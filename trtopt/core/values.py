@@ -9,7 +9,7 @@ import math
 import numbers
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,35 @@ def check_overrides(overrides: Iterable[Override], nodes: Iterable[Any]) -> None
 
 
 @dataclass(frozen=True)
+class Setting:
+    """How TensorRT's builder gets an option: the metadata of its field in `BuildSpec`.
+
+    Attributes:
+        flag: the BuilderFlag that is set, or cleared, where the value isn't the default.
+        attribute: of IBuilderConfig, which gets such a value.
+        method: of IBuilderConfig, which shows whether the option exists; `Generation` calls it.
+        layers: it makes other layers, so that an engine built again to look into it needs the same value.
+        lacking, instead: what a TensorRT without it can't, and what to do; empty: every TensorRT has it.
+    """
+
+    flag: str = ""
+    attribute: str = ""
+    method: str = ""
+    layers: bool = False
+    lacking: str = ""
+    instead: str = "drop it"
+
+    @property
+    def member(self) -> tuple[str, str]:
+        """Class and name in TensorRT's module that show whether it has the option."""
+        return ("BuilderFlag", self.flag) if self.flag else ("IBuilderConfig", self.attribute or self.method)
+
+
+def _setting(default: Any, **how: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(**how)})
+
+
+@dataclass(frozen=True)
 class BuildSpec:
     """Everything a build depends on except the model and the scales.
 
@@ -218,25 +247,35 @@ class BuildSpec:
     The others are `BuildRequest`'s options, read.
     """
 
-    precision: Precision = Precision.FP32
-    remainder: Precision = Precision.FP16
-    io_fp32: bool = True
+    precision: Precision = _setting(Precision.FP32, layers=True)
+    remainder: Precision = _setting(Precision.FP16, layers=True)
+    io_fp32: bool = _setting(True, layers=True)
     embed_preprocess: bool = False
     overrides: tuple[Override, ...] = ()
     profiles: tuple[Profile, ...] = ()
     targets: tuple[int, ...] = ()
     backend: str = "auto"
     calibrator: str = "trtopt"
-    workspace: int | None = None
-    optimization_level: int | None = None
-    timing_cache: Path | None = None
-    hardware_compatibility: str = "none"
-    version_compatible: bool = False
-    exclude_lean_runtime: bool = False
-    strip: bool = False
-    refit: bool = False
-    sparsity: bool = False
-    tf32: bool = True
+    workspace: int | None = _setting(None, method="set_memory_pool_limit", layers=True)
+    optimization_level: int | None = _setting(None, attribute="builder_optimization_level", layers=True)
+    timing_cache: Path | None = _setting(None, method="set_timing_cache", lacking="has no timing cache")
+    hardware_compatibility: str = _setting("none", layers=True)
+    version_compatible: bool = _setting(
+        False,
+        flag="VERSION_COMPATIBLE",
+        lacking="makes no version-compatible plans",
+        instead="drop it and rebuild after an upgrade",
+    )
+    exclude_lean_runtime: bool = _setting(False, flag="EXCLUDE_LEAN_RUNTIME")
+    strip: bool = _setting(
+        False,
+        flag="STRIP_PLAN",
+        lacking="can't strip weights from a plan",
+        instead="use `refit=True` alone, or drop it",
+    )
+    refit: bool = _setting(False, flag="REFIT", lacking="can't refit here")
+    sparsity: bool = _setting(False, flag="SPARSE_WEIGHTS", layers=True)
+    tf32: bool = _setting(True, flag="TF32", layers=True)
     allow_precision_fallback: bool = False
     device: int = 0
 
@@ -277,6 +316,10 @@ class BuildSpec:
             "profiles": [{name: str(shape) for name, shape in profile.items()} for profile in self.profiles],
             "targets": [f"sm{target}" for target in self.targets],
         }
+
+
+SETTINGS = {item.name: item.metadata["setting"] for item in fields(BuildSpec) if item.metadata}
+"""Of `BuildSpec`'s options that TensorRT's builder gets: option → how."""
 
 
 @dataclass(frozen=True)

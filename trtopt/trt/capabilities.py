@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trtopt.core.options import named
-from trtopt.core.values import HARDWARE_LEVELS, BuildSpec, Precision
+from trtopt.core.values import HARDWARE_LEVELS, SETTINGS, BuildSpec, Precision
 
 _TYPES = {"UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn", "INT4": "int4", "FP4": "float4_e2m1fn"}
 
@@ -17,20 +18,11 @@ LEAST = {Precision.FP8: 89, Precision.BF16: 80}
 _MEMBERS = {  # capability → what of the module shows it
     "typed_graph": ("NetworkDefinitionCreationFlag", "STRONGLY_TYPED"),
     "layer_precision": ("ILayer", "precision"),
-    "timing_cache": ("IBuilderConfig", "set_timing_cache"),
-    "strip": ("BuilderFlag", "STRIP_PLAN"),
-    "refit": ("BuilderFlag", "REFIT"),
-    "version_compatible": ("BuilderFlag", "VERSION_COMPATIBLE"),
     "precision_flags": ("BuilderFlag", "INT8"),
     "native_calibrator": ("IBuilderConfig", "int8_calibrator"),
     "progress_monitor": ("IBuilderConfig", "progress_monitor"),
 }
-_SWITCHES = {  # options that are also capabilities: why not, what to do instead
-    "timing_cache": ("has no timing cache", "drop it"),
-    "strip": ("can't strip weights from a plan", "use `refit=True` alone, or drop it"),
-    "refit": ("can't refit here", "drop it"),
-    "version_compatible": ("makes no version-compatible plans", "drop it and rebuild after an upgrade"),
-}
+_OPTIONAL = {name: item for name, item in SETTINGS.items() if item.lacking}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +36,7 @@ class Capabilities:
         precisions: what `BuildSpec.precision` and `remainder` may be; hardware_levels: what `hardware_compatibility` may.
         compute_targets: compute capabilities that a build can name; None: it builds for the GPU that is present.
         builds_without_gpu: parsing and building need no GPU.
-        timing_cache, strip, refit, version_compatible: the option has an effect.
+        options: those that not every TensorRT has and this one has, such as "refit" (`values.Setting`).
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
         float_only: operator → why it runs in floating point even between Q/DQ; "grouped Conv" is an operator of its own.
@@ -63,11 +55,8 @@ class Capabilities:
     precisions: frozenset[Precision]
     compute_targets: frozenset[int] | None
     builds_without_gpu: bool = False
-    timing_cache: bool
+    options: frozenset[str]
     hardware_levels: frozenset[str]
-    strip: bool
-    refit: bool
-    version_compatible: bool
     progress_monitor: bool
     max_opset: int | None = None
     float_only: Mapping[str, str] = field(default_factory=dict)
@@ -84,15 +73,21 @@ class Capabilities:
             name: sorted(map(str, value)) if isinstance(value, frozenset) else value
             for name, value in asdict(self).items()
         }
+        del plain["options"]
+        plain |= {name: name in self.options for name in _OPTIONAL}
         if self.compute_targets is not None:
             plain["compute_targets"] = [f"sm{target}" for target in sorted(self.compute_targets)]
         return plain
 
 
+def _has(trt: Any, owner: str, member: str) -> bool:
+    return hasattr(getattr(trt, owner), member)
+
+
 def read(trt: Any) -> Capabilities:
     """Ask the module's own members, so that stand-ins and future minor versions answer for themselves."""
     types = trt.DataType
-    shown: dict[str, Any] = {name: hasattr(getattr(trt, owner), member) for name, (owner, member) in _MEMBERS.items()}
+    shown: dict[str, Any] = {name: _has(trt, *member) for name, member in _MEMBERS.items()}
     # 8.6 has the type FP8 and a flag, but its ONNX parser has none.
     more = [name for name in _TYPES if hasattr(types, name) and (shown["typed_graph"] or name != "FP8")]
     precisions = {Precision.FP32, Precision.FP16, Precision.INT8}
@@ -103,6 +98,7 @@ def read(trt: Any) -> Capabilities:
         targets = frozenset(int(match[1]) for match in matches if match)
     return Capabilities(
         **shown,
+        options=frozenset(name for name, item in _OPTIONAL.items() if _has(trt, *item.member)),
         precisions=frozenset(precisions),
         compute_targets=targets,
         hardware_levels=frozenset(
@@ -145,9 +141,10 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
         problems.append(
             (f"`hardware_compatibility='{level}'`", f"has {', '.join(sorted(can.hardware_levels))}", instead)
         )
-    for option, (why, instead) in _SWITCHES.items():
-        if (value := getattr(spec, option)) and not getattr(can, option):
-            problems.append((named(option, None if option == "timing_cache" else value), why, instead))
+    for option, item in _OPTIONAL.items():
+        value = getattr(spec, option)
+        if value != getattr(BuildSpec, option) and option not in can.options:
+            problems.append((named(option, None if isinstance(value, Path) else value), item.lacking, item.instead))
     texts = [f"{option}: {name} {why}; {instead}" for option, why, instead in problems]
     here = () if compute_capability is None or can.compute_targets is not None else (compute_capability,)
     for precision, least in LEAST.items():

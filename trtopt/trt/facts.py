@@ -3,7 +3,7 @@ name are methods in families.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ class Facts:
         before: the family whose version-compatible plans it runs, too.
         extras: backend → the extra that installs it.
         gpus: from a version on, the compute capabilities that it is for.
+        lacks: options that have no effect although their members are there.
         known: fields of `Capabilities` that no member of the module shows.
         renamed: "Class.member" as code here calls it → this generation's name of the same.
     """
@@ -28,6 +29,7 @@ class Facts:
     before: str = ""
     extras: Mapping[str, str]
     gpus: Mapping[tuple[int, ...], Sequence[int]]
+    lacks: Set[str] = frozenset()
     known: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -83,11 +85,10 @@ GENERATIONS: dict[str, Facts] = {
         first=(),
         extras={"rtx": "rtx"},
         gpus={(): (75, 80, 86, 89, 120, 121)},
+        lacks={"timing_cache", "version_compatible"},  # functions that do nothing; no lean runtime to carry
         known={
             "builds_without_gpu": True,
-            "timing_cache": False,  # the functions exist and do nothing
             "hardware_levels": frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
-            "version_compatible": False,  # there is no lean runtime to carry
             "stored_codes": True,
             "float_only": {
                 "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"

@@ -26,7 +26,7 @@ from trtopt.core.errors import (
     UsageError,
 )
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import BuildSpec, Issue
+from trtopt.core.values import SETTINGS, BuildSpec, Issue
 from trtopt.core.version import to_install
 from trtopt.cuda.device import DeviceInfo, current_gpu
 from trtopt.trt import lean_library, parsing, timing_cache, watch, weak
@@ -67,7 +67,8 @@ class Generation(Loader):
 
     def __init__(self, module: Any, family: str) -> None:
         super().__init__(module, family)
-        self.capabilities: Capabilities = replace(read(module), **self.facts.known)
+        shown, facts = read(module), self.facts
+        self.capabilities: Capabilities = replace(shown, options=shown.options - facts.lacks, **facts.known)
         # One build at a time in a process: two would time each other's kernels, and mix their messages.
         self._lock = threading.Lock()
 
@@ -88,23 +89,20 @@ class Generation(Loader):
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the engine can't say its precisions
         if spec.workspace is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
-        if spec.optimization_level is not None:
-            config.builder_optimization_level = spec.optimization_level
         if spec.hardware_compatibility != "none":
             level = getattr(trt.HardwareCompatibilityLevel, spec.hardware_compatibility.upper())
             config.hardware_compatibility_level = level
-        flags = {
-            "VERSION_COMPATIBLE": spec.version_compatible,
-            "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
-            "STRIP_PLAN": spec.strip,
-            "REFIT_IDENTICAL": spec.strip and not spec.refit,  # else nothing is stripped
-            "REFIT": spec.refit,
-            "SPARSE_WEIGHTS": spec.sparsity,
-        }
-        for name in filter(flags.get, flags):
-            config.set_flag(getattr(trt.BuilderFlag, name))
-        if not spec.tf32:
-            config.clear_flag(trt.BuilderFlag.TF32)  # on by default
+        if spec.strip and not spec.refit:
+            config.set_flag(trt.BuilderFlag.REFIT_IDENTICAL)  # else nothing is stripped
+        for name, item in SETTINGS.items():
+            value = getattr(spec, name)
+            if value == getattr(BuildSpec, name):
+                continue
+            if item.flag:
+                change = config.set_flag if value else config.clear_flag
+                change(getattr(trt.BuilderFlag, item.flag))
+            elif item.attribute:
+                setattr(config, item.attribute, value)
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         """Compute capabilities a build with `spec` is for; empty: the GPU of this machine."""
@@ -145,7 +143,8 @@ class Generation(Loader):
         gpu, device = self.gpu(), self.device(spec)
         capability = device.compute_capability if device else None
         problems = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec, reporter)]
-        if spec.version_compatible and self.capabilities.version_compatible and not spec.exclude_lean_runtime:
+        can = self.capabilities.options
+        if spec.version_compatible and "version_compatible" in can and not spec.exclude_lean_runtime:
             folder = Path(getattr(self.module, "__file__", None) or "").parent
             # TensorRT asks for it at the end of the build.
             problems += filter(None, [lean_library.problem(self.version, folder)])

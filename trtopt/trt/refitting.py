@@ -58,7 +58,7 @@ def refit_plan(
                     raise UnsupportedRequest(f"{generation} can't put all weights into {name}", [why])
                 if not refitter.refit_cuda_engine():
                     raise translate(messages.errors, f"{generation} can't refit {name}", BackendError)
-                whole_forms = generation.capabilities.strip  # 8.6 knows one form
+                whole_forms = "strip" in generation.capabilities.options  # 8.6 knows one form
                 new = _serialized(trt, engine, spec.refit) if whole_forms else engine.serialize()
                 return memoryview(new).cast("B"), count
             finally:
