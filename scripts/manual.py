@@ -33,7 +33,7 @@ PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "mod
 SAMPLES = {  # values for the table of trtexec's options
     **dict.fromkeys(("minShapes", "optShapes", "maxShapes", "shapes"), "x:8x3x224x224"),
     **dict.fromkeys(("inputIOFormats", "outputIOFormats"), "fp16:chw"),
-    **dict.fromkeys(("infStreams", "streams", "builderOptimizationLevel", "device"), "2"),
+    **dict.fromkeys(("infStreams", "streams", "builderOptimizationLevel", "maxAuxStreams", "device"), "2"),
     **dict.fromkeys(("exportOutput", "dumpOutput"), "OUT.json"),
     "calib": "OLD.cache",
     "hardwareCompatibilityLevel": "ampere+",

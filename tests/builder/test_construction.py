@@ -180,6 +180,18 @@ def test_an_engine_that_is_up_to_date_is_not_built_again(files: Path, tmp_path: 
     assert not _build(files, engine, fp16=True, target="sm120").cached
 
 
+def test_another_limit_of_streams_is_another_engine_and_stands_in_the_manifest(files: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "net.engine"
+    keys = set()
+    for count in (None, 0, 2):
+        assert not _build(files, engine, max_aux_streams=count).cached
+        assert _build(files, engine, max_aux_streams=count).cached
+        manifest = load_manifest(engine)
+        assert manifest is not None and manifest.spec["max_aux_streams"] == count
+        keys.add(manifest.key)
+    assert len(keys) == 3
+
+
 def test_class_names_and_kinds_of_outputs_go_into_the_manifest_without_a_new_build(files: Path, tmp_path: Path) -> None:
     engine, text = tmp_path / "net.engine", tmp_path / "names.txt"
     text.write_text("".join(f"bird {number}\n" for number in range(16)), encoding="utf-8")

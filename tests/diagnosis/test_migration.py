@@ -88,10 +88,11 @@ COMMANDS = {
     ],
     "trtexec --onnx=m.onnx --inputIOFormats=fp16:chw --outputIOFormats=fp16:chw --sparsity=enable --stripWeights "
     "--timingCacheFile=t --builderOptimizationLevel=5 --hardwareCompatibilityLevel=ampere+ --skipInference "
-    "--layerPrecisions=conv1:fp32 --precisionConstraints=obey --excludeLeanRuntime": [
+    "--layerPrecisions=conv1:fp32 --precisionConstraints=obey --excludeLeanRuntime --maxAuxStreams=2": [
         (
             "trtopt build m.onnx --sparsity --strip --timing-cache t --optimization-level 5 "
-            "--hardware-compatibility ampere_plus --precision-override conv1=fp32 --exclude-lean-runtime -o m.engine"
+            "--hardware-compatibility ampere_plus --precision-override conv1=fp32 --exclude-lean-runtime --max-aux-streams 2 "
+            "-o m.engine"
         )
     ],
 }  # fmt: skip

@@ -43,6 +43,7 @@ OPTIONAL = {
     "scratch",
     *("preprocess", "calibration", "graph", "graph_file", "classes", "comparison", "output_kinds"),
     *("generation.gpu", "source.path", "spec.workspace", "spec.optimization_level", "spec.timing_cache"),
+    "spec.max_aux_streams",
 }
 ALSO: dict[str, tuple[type, ...]] = {
     "seconds": (int, float),
@@ -51,6 +52,7 @@ ALSO: dict[str, tuple[type, ...]] = {
     "outputs[*].shape[*]": (int, str),
     "spec.workspace": (int, str),  # it is null here
     "spec.optimization_level": (int,),
+    "spec.max_aux_streams": (int,),
     "spec.timing_cache": (str,),
     "generation.gpu": (str,),
 }
@@ -207,6 +209,7 @@ def test_a_build_over_one_that_is_refused_builds_again(built: Built) -> None:
         (("coverage",), {"int8": 1.5}, r"coverage\[…\]: a number of at most 1\.0 is needed"),
         (("coverage",), {"int7": 0.5}, "a name in coverage: fp32 or fp16"),
         (("spec", "optimization_level"), 9, "spec: `optimization_level=` is 9"),
+        (("spec", "max_aux_streams"), -1, "spec: `max_aux_streams=` is -1"),
         (("spec", "overrides"), ["a=b"], r"spec\.overrides: .*PATTERN=fp32"),
         (("targets",), ["sm"], "targets: .*isn't a compute capability"),
         (("profiles",), [{"x": "3x1,1x1,2x1"}], "profiles: .*min ≤ opt ≤ max"),

@@ -90,6 +90,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "workspace": ({"workspace": 1 << 30}, {}),
     "optimization_level": ({"optimization_level": 2}, {}),
+    "max_aux_streams": ({"max_aux_streams": 0}, {}),
     "timing_cache": ({"timing_cache": "timing.cache"}, {}),
     "hardware_compatibility": (
         {"hardware_compatibility": "same_compute_capability"},
@@ -189,6 +190,7 @@ def test_all_options_at_once_set_exactly_these(
         profiles=PROFILES,
         workspace=64 << 20,
         optimization_level=5,
+        max_aux_streams=0,
         timing_cache=tmp_path / "t.cache",
         hardware_compatibility="ampere_plus",
         version_compatible=True,
@@ -208,6 +210,7 @@ def test_all_options_at_once_set_exactly_these(
     assert config._pools == {"WORKSPACE": 64 << 20} and config._cache is not None
     assert config._previews == ({"PROFILE_SHARING_0806": True} if version == "8.6.0" else {})
     assert config.builder_optimization_level == 5
+    assert config.max_aux_streams == 0
     assert config.profiling_verbosity is sim.module.ProfilingVerbosity.DETAILED
     assert config.hardware_compatibility_level is sim.module.HardwareCompatibilityLevel.AMPERE_PLUS
     wanted_shapes = [{"x": (item["x"].min, item["x"].opt, item["x"].max)} for item in PROFILES]

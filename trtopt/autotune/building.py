@@ -71,7 +71,8 @@ NO_LIMIT = -1000.0  # dB
 def build(request: BuildRequest) -> BuildResult:
     """Build a TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
 
-    Each option is described in `BuildRequest`. INT8 and FP8 leave the rest in FP16, or in BF16 with `bf16` as well.
+    Each option has a line in `BuildRequest` and in `trtopt build --help`. INT8 and FP8 leave the rest in FP16, or in BF16 with
+    `bf16` as well.
 
     Args:
         model: an ONNX file or model; one that already holds Q/DQ needs no data.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """The arguments of `trtopt.build`, which describes them.
+    """The arguments of `trtopt.build`; `help` says what each does.
 
     The builder makes one engine, of the precision that is named; `best`, its limits and `compare`, which make several and
     measure them, are for `trtopt.autotune`.
@@ -94,6 +94,9 @@ class BuildRequest:
     device: int = option(0, help="The GPU to build on, and to time engines on.", least=0)
     workspace: str | int | None = option(None, help="Most scratch memory.", unit="bytes", metavar="2GiB", typed=str)
     optimization_level: int | None = option(None, help="0 (fast build) to 5.", typed=int)
+    max_aux_streams: int | None = option(
+        None, help="Most auxiliary streams the engine may use, 0: none; default: TensorRT's choice.", typed=int
+    )
     timing_cache: str | os.PathLike[str] | None = option(
         None,
         help="Read and update this file; default: one for this GPU and TensorRT in the cache folder; none: neither.",

@@ -258,6 +258,7 @@ class BuildSpec:
     calibrator: str = "trtopt"
     workspace: int | None = _setting(None, method="set_memory_pool_limit", layers=True)
     optimization_level: int | None = _setting(None, attribute="builder_optimization_level", layers=True)
+    max_aux_streams: int | None = _setting(None, attribute="max_aux_streams", layers=True)
     timing_cache: Path | None = _setting(None, method="set_timing_cache", lacking="has no timing cache")
     hardware_compatibility: str = _setting("none", layers=True)
     version_compatible: bool = _setting(
@@ -298,6 +299,8 @@ class BuildSpec:
             raise UsageError(f"`workspace=` is {self.workspace} bytes; a positive size is needed, such as 2GiB")
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
             raise UsageError(f"`optimization_level=` is {self.optimization_level}; allowed: 0 to 5")
+        if self.max_aux_streams is not None and self.max_aux_streams < 0:
+            raise UsageError(f"`max_aux_streams=` is {self.max_aux_streams}; at least 0 is needed")
 
     @property
     def base(self) -> Precision:
