@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 import trtopt
 from trtopt.cli import app
+from trtopt.core.values import METHODS
+from trtopt.trt.facts import GENERATIONS
 
 LISTED = ("docs/", "models/", "calibration/", "CHANGELOG", "CONTRIBUTING")
 FOREIGN = ("docs/manual/from-", "CHANGELOG.md")  # pages that name the options of others
@@ -93,6 +95,20 @@ def test_every_extra_is_in_the_table() -> None:
     extras = re.findall(r"^([a-z0-9-]+) = \[", options, re.M)
     named = " ".join(re.findall(r"^\| (`.*?) \|", text_of("docs/install.md"), re.M))
     assert {*extras} == {*re.findall(r"`([\w-]+)`", named), "dev"}
+
+
+@pytest.mark.parametrize("family", GENERATIONS)
+def test_every_generation_has_its_extras_and_its_column(family: str) -> None:
+    facts = GENERATIONS[family]
+    assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in facts.extras.values())
+    name = ".".join(map(str, facts.first)) or "RTX"
+    header = text_of("README.md").split("## Generations")[1].split("\n")[2]
+    assert re.search(rf"\| {re.escape(name)}\b", header), header
+
+
+@pytest.mark.parametrize("page", ["docs/commands.md", "docs/manual/from-torch2trt.md", "CHANGELOG.md"])
+def test_every_threshold_method_is_named(page: str) -> None:
+    assert [method for method in METHODS if not re.search(rf"\b{method}\b", text_of(page))] == []
 
 
 def test_every_command_is_in_the_table() -> None:

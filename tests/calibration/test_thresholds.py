@@ -14,7 +14,9 @@ from sklearn.datasets import load_digits
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.thresholds import (
     AUTO_TIE,
+    CANDIDATES,
     ENTROPY_BINS,
+    FINDERS,
     LEVELS,
     choose,
     divergences,
@@ -171,6 +173,11 @@ def test_percentile_keeps_its_share(real: dict[str, NDArray[np.float32]]) -> Non
         assert (magnitudes <= amax).mean() >= 0.9999
         assert amax <= histogram.absmax
         assert (magnitudes < amax - histogram.width).mean() < 0.9999
+
+
+def test_auto_takes_one_of_four_and_each_method_has_a_name() -> None:
+    assert CANDIDATES == ("minmax", "percentile", "mse", "entropy")  # another would change what everybody gets
+    assert {"auto", *FINDERS} == {*METHODS}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -26,6 +26,8 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 
+from trtopt.trt.facts import GENERATIONS, family_of
+
 API = Path(__file__).parent / "api"
 VERSIONS = tuple(sorted((path.stem for path in API.glob("[1-9]*.json")), key=lambda name: int(name.split(".")[0])))
 LEAN_VERSIONS = tuple(f"lean-{version}" for version in VERSIONS)
@@ -68,8 +70,9 @@ class Simulation:
                 self.api[kind] = {name: there[name] for name in names} if isinstance(there, dict) else names
         self.version = later or self.api["version"]
         self.major = int((later or full).removeprefix("rtx-").split(".")[0])
-        self.renamed = renamed or {}
         self.rtx = version.startswith("rtx")
+        family = family_of("rtx" if self.rtx else "tensorrt", (self.major, 99))
+        self.renamed = renamed or (GENERATIONS[family].renamed if family else {})
         self.missed: set[str] = set()
         self.configs: list[Any] = []
         self.networks: list[Any] = []

@@ -49,8 +49,8 @@ def choose(histogram: Histogram, method: str) -> Choice:
     if histogram.absmax <= 0:
         raise CalibrationError("only zeros were seen, which give no scale")
     if method != "auto":
-        return Choice(_FINDERS[method](histogram), method)
-    candidates = [Choice(find(histogram), name) for name, find in _FINDERS.items()]
+        return Choice(FINDERS[method](histogram), method)
+    candidates = [Choice(FINDERS[name](histogram), name) for name in CANDIDATES]
     errors = quantization_error(histogram, np.array([item.amax for item in candidates]))
     good = [item for item, error in zip(candidates, errors) if error <= errors.min() * (1 + AUTO_TIE)]
     return max(good, key=lambda item: min(item.amax, histogram.absmax))  # the first of those that don't clip: minmax
@@ -190,8 +190,8 @@ def _mean_error(edges: Floats, mass: Floats, amax: Floats) -> Floats:
     return np.asarray(np.diff(integral, axis=1) @ (mass / np.diff(edges)) / mass.sum())
 
 
-# The methods but "auto", which takes one of them: of equals that clip as little, the first.
-_FINDERS: dict[str, Callable[[Histogram], float]] = {
+CANDIDATES = ("minmax", "percentile", "mse", "entropy")  # of "auto"; of equals that clip as little it takes the first
+FINDERS: dict[str, Callable[[Histogram], float]] = {
     "minmax": lambda histogram: histogram.absmax,
     "percentile": percentile,
     "mse": mse,
