@@ -321,8 +321,8 @@ class _Selection:
 
     def _reference(self) -> tuple[Runner, str]:
         """Return the FP32 model in ONNX Runtime, and what it is in words."""
-        runner = OnnxRunner(self.model.path or self.model.proto, optimize=False, gpu=True)
-        run = by_samples(runner, self.model.inputs, self.model.outputs)
+        runner = OnnxRunner(self.model, optimize=False, gpu=True)
+        run = by_samples(runner, self.model)
         return run, f"the FP32 model in ONNX Runtime {self.ort} on the {'GPU' if runner.on_gpu else 'CPU'}"
 
     def install(self, best: BuildResult, quantized: BuildResult | None, comparison: Comparison) -> None:

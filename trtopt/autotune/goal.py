@@ -17,10 +17,10 @@ from trtopt.core.words import counted
 from trtopt.data import Batches
 from trtopt.data.convert import Run, single_runs
 from trtopt.data.rebatch import Arrays, samples_first
-from trtopt.evaluation.agreement import verify_all
+from trtopt.evaluation.agreement import Scores, verify_all
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.measures import measure
-from trtopt.evaluation.metric import Metric, called, labels_of, metric_of, of_all, scored, takes_labels
+from trtopt.evaluation.metric import Metric, labels_of
 from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind
@@ -32,29 +32,25 @@ FEW = 32  # samples; below, one decides too much
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal for results: `Limits`, or the user's own function (`trtopt.evaluation.metric`; more is better), with true classes
-    for one that takes them."""
+    """A goal for results: `Limits`, or the user's own function (`trtopt.evaluation.metric`; more is better)."""
 
     limits: Limits | None
-    labels: tuple[int, ...] | None = None
     metric: Metric | None = None
     least: float = 0.0
-    name: str = ""
 
 
 def goal_of(request: BuildRequest) -> Goal | None:
     """Return the goal that a request names; None: it names none."""
     limits = Limits.of(request.min_agreement, request.min_snr)
-    labels, metric = None if request.labels is None else labels_of(request.labels), None
+    labels = labels_of(request.labels)
     if (request.metric is None) != (request.min is None):
         raise UsageError("`metric=` and `min=` go together: a function and the least that it must give")
-    if request.metric is not None:
-        metric = metric_of(request.metric, labels)
-    if labels is not None and (metric is None or not takes_labels(metric)):
+    metric = None if request.metric is None else Metric(request.metric, labels)
+    if labels is not None and (metric is None or not metric.takes_labels):
         raise UsageError("`labels=` are for a `metric=` that takes them: add one, or drop the labels")
     if limits is None and metric is None:
         return None
-    return Goal(limits, labels, metric, request.min or 0.0, called(request.metric))
+    return Goal(limits, metric, request.min or 0.0)
 
 
 def too_few(count: int) -> str:
@@ -107,17 +103,18 @@ class AccuracyEvaluator:
         self.infos = network_outputs(proto, inputs)
         self.runs = list(single_runs(inputs, batches))
         self.samples = sum(run.real for run in self.runs)
-        if goal.labels is not None and len(goal.labels) != self.samples:
-            why = "; `limit=` takes samples by their content: drop it" * (len(goal.labels) > self.samples)
+        labels = None if goal.metric is None else goal.metric.labels
+        if labels is not None and len(labels) != self.samples:
+            why = "; `limit=` takes samples by their content: drop it" * (len(labels) > self.samples)
             raise UsageError(
-                f"{len(goal.labels)} labels were given for {self.samples} samples: give one for each, in their order{why}"
+                f"{len(labels)} labels were given for {self.samples} samples: give one for each, in their order{why}"
             )
         self.expected = self._results(proto)
-        self.reference = of_all(self.expected) if goal.metric is not None else {}
-        if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
+        self.score = 0.0 if goal.metric is None else goal.metric(self.expected, self.expected)
+        if goal.metric is not None and not self.score >= goal.least:
             raise AccuracyLost(
-                f"{goal.name} gives {value:.6g} for the float model itself, at least {goal.least:g} is asked for: quantization "
-                "isn't to blame; look at the model, the samples and how they are prepared"
+                f"{goal.metric.name} gives {self.score:.6g} for the float model itself, at least {goal.least:g} is asked for: "
+                "quantization isn't to blame; look at the model, the samples and how they are prepared"
             )
 
     def __call__(self, proto: ModelProto) -> TunedChoice:
@@ -131,10 +128,9 @@ class AccuracyEvaluator:
         measured = {name: measure(output, self.samples) for name, output in description["outputs"].items()}
         texts = [f"{name}: {text}" if len(measured) > 1 else text for name, text in measured.items() if text]
         if goal.metric is not None:
-            value = self._scored(results)
-            texts.append(f"{goal.name} {value:.6g}")
-            if not value >= goal.least:
-                missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
+            scores = Scores(goal.metric.name, self.score, goal.metric(results, self.expected), goal.least)
+            texts.append(f"{scores.name} {scores.candidate:.6g}")
+            missed += scores.missed
         snr = min((item.snr_db for item in agreement.outputs if not item.integers), default=math.inf)
         headroom = None
         if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
@@ -155,10 +151,6 @@ class AccuracyEvaluator:
             deviation = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
             largest = max(largest, 10 * math.log10(1 + deviation / ratio))
         return largest
-
-    def _scored(self, arrays: Sequence[Arrays]) -> float:
-        assert self.goal.metric is not None
-        return scored(self.goal.metric, self.goal.name, of_all(arrays), self.reference, self.goal.labels)
 
     def _results(self, proto: ModelProto) -> list[Arrays]:
         """Return what a model gives in each run."""

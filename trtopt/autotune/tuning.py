@@ -280,7 +280,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
 def _judge(request: BuildRequest, goal: Goal, subject: _TunedModel, key: Mapping[str, Any]) -> _Judge:
     """Return what judges choices, on the request's samples, and say what makes that doubtful."""
     model = subject.model
-    samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
+    samples = real_samples(model, request, SAMPLES if goal.metric is None else None)
     kinds = kinds_of(model, request)
     evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
     no_share = "" if request.min_agreement is None else without_share(kinds.values())
@@ -289,7 +289,7 @@ def _judge(request: BuildRequest, goal: Goal, subject: _TunedModel, key: Mapping
     judged_by = {
         **key,
         "judged": samples.describe(),
-        "goal": [plain(goal.limits), goal.labels],
+        "goal": plain(goal.limits),  # a metric's verdicts aren't kept
         "kinds": kinds,
         "spec": subject.spec.describe(),
         "generation": [subject.generation.family, subject.generation.version],
