@@ -5,30 +5,20 @@ Everything that was measured is kept as plain JSON in the engine's manifest.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from trtopt.builder.construction import BuildResult
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import AccuracyLost, TrtoptError, UsageError
-from trtopt.core.progress import Reporter
-from trtopt.cuda.device import DeviceInfo
-from trtopt.data import Batches
 from trtopt.engine.manifest import load_manifest
-from trtopt.evaluation.agreement import Runner, verify_all
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import sentence
-from trtopt.evaluation.timing import Times, time_in_turns
-from trtopt.evaluation.verify import session_runner
-from trtopt.graph.output_kinds import Kind
-from trtopt.runtime.session import Session
+from trtopt.evaluation.timing import Times
 
-Name = TypeVar("Name", bound=str)
 LOST = 10.0  # dB: below, an engine's results aren't those of its model
 EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better
 _ORDER = ("fp32", "fp16", "bf16", "fp8", "int8")  # from the most precise
@@ -192,47 +182,6 @@ def _accuracy(candidate: Candidate, reference: str) -> str:
     accuracy = candidate.accuracy or {}
     said = (sentence(name, output, accuracy["samples"]) for name, output in accuracy["outputs"].items())
     return f"against {reference}: {'; '.join(said)}"
-
-
-# Measuring -------------------------------------------------------------------------------------------------------------
-
-
-def measured(
-    gpu: DeviceInfo,
-    results: Mapping[Name, BuildResult],
-    failures: Mapping[Name, str],
-    samples: Batches | None,
-    reporter: Reporter,
-    *,
-    reference: Runner | Name | None = None,
-    kinds: Mapping[str, Kind] | None = None,
-) -> Comparison:
-    """Time engines, by precision or another name, and judge them by the outputs' `kinds` where there is a `reference`."""
-    names = ", ".join(item.upper() for item in results)
-    with contextlib.ExitStack() as stack:
-        sessions = {
-            str(item): stack.enter_context(
-                Session(result.engine, device=gpu.ordinal, contexts=1, trust_host_code=True)  # built just now
-            )
-            for item, result in results.items()
-        }
-        with reporter.phase(f"timing {names} in turns"):
-            times, inputs = time_in_turns(sessions, samples or ())
-        accuracy: Mapping[str, Any] = {}
-        if reference is not None and samples is not None:
-            judged_sessions = {name: session for name, session in sessions.items() if name != reference}
-            run = session_runner(sessions[reference]) if isinstance(reference, str) else reference
-            against = reference.upper() if isinstance(reference, str) else "FP32"
-            with reporter.phase(f"comparing {', '.join(judged_sessions).upper()} with {against}"):
-                runners = {name: session_runner(session) for name, session in judged_sessions.items()}
-                agreements = verify_all(run, runners, samples, kinds=kinds or {})
-            accuracy = {name: agreement.figures() for name, agreement in agreements.items()}
-    candidates = []
-    for name, result in ((str(item), result) for item, result in results.items()):
-        figures = (round(result.seconds, 3), times[name], accuracy.get(name))
-        candidates.append(Candidate(name, result.precision_summary, *figures))
-    candidates += [Candidate(str(item), failed=why) for item, why in failures.items()]
-    return Comparison(str(gpu), inputs, None, tuple(candidates))
 
 
 def stored_comparison(output: Path) -> Comparison | None:
