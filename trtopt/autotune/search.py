@@ -10,9 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-
-from onnx import ModelProto
 
 from trtopt.autotune.goal import TunedChoice
 from trtopt.autotune.selection import EQUAL
@@ -70,17 +67,15 @@ class Costs:
 
 @dataclass
 class Choices:
-    """The choices of one model: sets of layers that stay out of INT8; `gates` are squeeze-and-excite in INT8, in each."""
+    """The choices of one model: sets of layers that stay out of INT8."""
 
-    graph: Callable[[Sequence[str]], ModelProto]
+    evaluate: Callable[[Sequence[str]], TunedChoice]
     points: Callable[[Sequence[str]], Points]
     operators: dict[str, str]  # of the nodes
     noise: NoiseByPlace
-    evaluate: Callable[[Sequence[str], Callable[[], ModelProto]], TunedChoice]
     costs: Costs
     overrides: Sequence[Override]
     reporter: Reporter
-    gates: Sequence[str] = ()
     tried: dict[frozenset[str], TunedChoice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,9 +97,8 @@ class Choices:
         key = frozenset(left_out)
         if key not in self.tried:
             out = sorted(key)
-            names = [*(f"gate {name}" for name in self.gates), *out]
             share = self.costs.share(self.points(out).quantized)
-            self.tried[key] = replace(self.evaluate(names, partial(self.graph, out)), left_out=len(out), share=share)
+            self.tried[key] = replace(self.evaluate(out), left_out=len(out), share=share)
         return self.tried[key]
 
     def remaining_noise(self, left_out: Sequence[str]) -> float:

@@ -191,63 +191,21 @@ class _Judge:
     """
 
     evaluator: AccuracyEvaluator
+    subject: _TunedModel
     key: Mapping[str, Any]
     known: dict[str, TunedChoice] = field(default_factory=dict)
 
-    def __call__(self, scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> TunedChoice:
-        """Return how a choice does, by the digest of its scales and its name."""
+    def __call__(self, table: Table, left_out: Sequence[str] = ()) -> TunedChoice:
+        """Return how a choice does."""
 
         def run() -> TunedChoice:
-            return self.evaluator(graph())
+            return self.evaluator(self.subject.lowered(left_out, table))
 
-        name = sha256_json([scales, *choice])
+        name = sha256_json([table.digest, *left_out])
         if name not in self.known:
             own_code = self.evaluator.goal.metric is not None  # of which no key tells whether it changed
             self.known[name] = run() if own_code else remembered([self.key, name], "choice", TunedChoice, run)
         return self.known[name]
-
-
-@dataclass(frozen=True)
-class _Search:
-    """A search for a choice; `noise` is known where the scales have been repaired."""
-
-    start: float
-    subject: _TunedModel
-    judge: _Judge
-    before: TunedChoice
-    noise: NoiseByPlace
-    measure: Callable[[Table, Work], Measured | None]
-    reporter: Reporter
-
-    def __call__(self, table: Table) -> Tuning:
-        """Return the best choice with these scales; AccuracyLost where there is none."""
-        subject, proto = self.subject, smoothed(self.subject.original, table.smoothed)
-        work, graph, always_out = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), subject.always_out(table)
-        costs = Costs(work, self.measure(table, work))
-        choices = Choices(
-            graph=partial(subject.lowered, table=table),
-            points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
-            operators={node.name: node.op_type for node in proto.graph.node},
-            noise=self.noise,
-            evaluate=partial(self.judge, table.digest),
-            costs=costs,
-            overrides=subject.spec.overrides,
-            reporter=self.reporter,
-            gates=table.gates,
-        )
-        left_out = choices.chosen()
-        return Tuning(
-            table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
-            samples=self.judge.evaluator.samples,
-            before=replace(self.before, share=costs.share(choices.all_quantized.quantized)),
-            whole=choices.judged(()),
-            chosen=choices.judged(left_out),
-            front=choices.pareto_front(),
-            tried=len(self.judge.known),
-            cost=costs.unit,
-            seconds=time.monotonic() - self.start,
-            timed=costs.measured is not None,
-        )
 
 
 def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
@@ -259,22 +217,61 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     judge = _judge(request, goal, subject, key)
     table = _first_scales(request, subject, scales)
     check_scales(subject.points(to_ir(subject.original), subject.always_out(table)), table.amax)
-    before, noise = judge(table.digest, (), partial(subject.lowered, (), table)), NoiseByPlace({}, {})
+    before, noise = judge(table), NoiseByPlace({}, {})
     if before.missed:
         table, noise = _repaired(request, subject, key, table)
-    search = _Search(start, subject, judge, before, noise, measure, reporter)
-    tuning = search(table)
+
+    choose = partial(_chosen, start, judge, before, noise, measure, reporter)
+    tuning = choose(table)
     if not subject.gates or not tuning.timed:
         return tuning
     if subject.has_gates(table):
         with contextlib.suppress(AccuracyLost):  # then it stays in floating point
-            return replace(tuning, with_gates=search(replace(table, gates=subject.gates)))
+            return replace(tuning, with_gates=choose(replace(table, gates=subject.gates)))
         return tuning
     reporter.note(
         "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
         "`gates=True`, too"
     )
     return tuning
+
+
+def _chosen(
+    start: float,
+    judge: _Judge,
+    before: TunedChoice,
+    noise: NoiseByPlace,
+    measure: Callable[[Table, Work], Measured | None],
+    reporter: Reporter,
+    table: Table,
+) -> Tuning:
+    """Return the best choice with these scales, of which `noise` is known where they were repaired; AccuracyLost where there
+    is none."""
+    subject, proto = judge.subject, smoothed(judge.subject.original, table.smoothed)
+    work, graph, always_out = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), subject.always_out(table)
+    costs = Costs(work, measure(table, work))
+    choices = Choices(
+        evaluate=partial(judge, table),
+        points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
+        operators={node.name: node.op_type for node in proto.graph.node},
+        noise=noise,
+        costs=costs,
+        overrides=subject.spec.overrides,
+        reporter=reporter,
+    )
+    left_out = choices.chosen()
+    return Tuning(
+        table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
+        samples=judge.evaluator.samples,
+        before=replace(before, share=costs.share(choices.all_quantized.quantized)),
+        whole=choices.judged(()),
+        chosen=choices.judged(left_out),
+        front=choices.pareto_front(),
+        tried=len(judge.known),
+        cost=costs.unit,
+        seconds=time.monotonic() - start,
+        timed=costs.measured is not None,
+    )
 
 
 def _judge(request: BuildRequest, goal: Goal, subject: _TunedModel, key: Mapping[str, Any]) -> _Judge:
@@ -294,7 +291,7 @@ def _judge(request: BuildRequest, goal: Goal, subject: _TunedModel, key: Mapping
         "spec": subject.spec.describe(),
         "generation": [subject.generation.family, subject.generation.version],
     }
-    return _Judge(evaluator, judged_by)
+    return _Judge(evaluator, subject, judged_by)
 
 
 def check_tunable(request: BuildRequest) -> None:
@@ -394,20 +391,15 @@ def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -
 
 def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None = None) -> CalibrateResult:
     """The scales, measured on all of the images or data; or a table with repairs by these."""
+    names = ("images", "data", "limit", "batch", "precision_override", "allow_unusual_data", "reporter")
     asked = CalibrateRequest(
         cast("Any", subject.model),
-        images=request.images,
-        data=request.data,
         preprocess=subject.preprocess,
         calib=table,
         method=table.method if table is not None and table.method in METHODS else request.method,
-        limit=request.limit,
-        batch=request.batch,
-        precision_override=request.precision_override,
         gates=bool(subject.gates) and (table is None or subject.has_gates(table)),
         repair=table is not None,
-        allow_unusual_data=request.allow_unusual_data,
-        reporter=request.reporter,
+        **{name: getattr(request, name) for name in names},
     )
     return calibrated(asked)
 
