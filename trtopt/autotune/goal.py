@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
 from trtopt.builder.request import BuildRequest
-from trtopt.core.errors import AccuracyLost, DataError, UsageError
+from trtopt.core.errors import AccuracyLost, UsageError
 from trtopt.core.words import counted
 from trtopt.data import Batches
 from trtopt.data.convert import Run, single_runs
@@ -24,7 +23,7 @@ from trtopt.evaluation.metric import Metric, labels_of
 from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind
-from trtopt.ort.sessions import as_taken, open_session
+from trtopt.ort.sessions import open_session, run_samples
 
 PURPOSE = "tuning"
 FEW = 32  # samples; below, one decides too much
@@ -90,16 +89,10 @@ class AccuracyEvaluator:
     """A judge of graphs, by their results on the samples against those of the model as it is, not folded."""
 
     def __init__(
-        self,
-        proto: ModelProto,
-        batches: Batches,
-        goal: Goal,
-        kinds: Mapping[str, Kind],
-        threads: int,
+        self, proto: ModelProto, batches: Batches, goal: Goal, kinds: Mapping[str, Kind], threads: int
     ) -> None:
         self.goal, self.kinds, self.threads = goal, kinds, threads
         inputs = network_inputs(proto)
-        self.outputs = [value.name for value in proto.graph.output]
         self.infos = network_outputs(proto, inputs)
         self.runs = list(single_runs(inputs, batches))
         self.samples = sum(run.real for run in self.runs)
@@ -122,26 +115,31 @@ class AccuracyEvaluator:
         old, new = iter(self.expected), iter(results)
         feeds = (run.samples for run in self.runs)
         agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, kinds=self.kinds)[""]
-        description = agreement.figures()
-        error = self._error(results)
-        missed = [] if goal.limits is None else _missed(goal.limits, description, error)
+        description, outputs = agreement.figures(), agreement.outputs
+        missed, error = list[str](), self._error(results)
+        snr = min((item.snr_db for item in outputs if not item.integers), default=math.inf)
+        limits, least = goal.limits, None if goal.limits is None else goal.limits.min_snr
+        if limits is not None:
+            missed = limits.missed(description)
+            # Those in dB have to hold less a standard error over the samples.
+            if not missed and least is not None and replace(limits, min_snr=least + error).missed(description):
+                missed = [
+                    f"{least:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"
+                ]
         measured = {name: measure(output, self.samples) for name, output in description["outputs"].items()}
         texts = [f"{name}: {text}" if len(measured) > 1 else text for name, text in measured.items() if text]
         if goal.metric is not None:
             scores = Scores(goal.metric.name, self.score, goal.metric(results, self.expected), goal.least)
             texts.append(f"{scores.name} {scores.candidate:.6g}")
             missed += scores.missed
-        snr = min((item.snr_db for item in agreement.outputs if not item.integers), default=math.inf)
-        headroom = None
-        if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
-            apart = any(item.channels is not None for item in agreement.outputs)  # each channel by itself
-            headroom = None if apart else snr - goal.limits.min_snr - error
+        apart = any(item.channels is not None for item in outputs)  # each channel by itself
+        headroom = None if least is None or apart or not math.isfinite(snr) else snr - least - error
         return TunedChoice(snr, "; ".join(texts), tuple(missed), headroom)
 
     def _error(self, results: Sequence[Arrays]) -> float:
         """Return the standard error over the samples, in dB, of the ratio of noise and signal, of the worst output."""
         largest, count = 0.0, len(results)
-        for name in self.outputs:
+        for name in results[0]:
             old, new = ([np.asarray(arrays[name], np.float64) for arrays in each] for each in (self.expected, results))
             signal = np.array([np.square(item).sum() for item in old])
             noise = np.array([np.square(one - other).sum() for one, other in zip(old, new)])
@@ -158,19 +156,7 @@ class AccuracyEvaluator:
         session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
 
         def run(part: Run) -> Arrays:
-            try:
-                outputs = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, part.feed))))
-                return part.cut(samples_first(outputs, self.infos))
-            except Exception as error:  # ONNX Runtime's exceptions have no common base
-                raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
+            return part.cut(samples_first(run_samples(session, part.feed), self.infos))
 
         with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-tune") as pool:
             return list(pool.map(run, self.runs))
-
-
-def _missed(limits: Limits, description: Mapping[str, Any], error: float) -> list[str]:
-    """Return the limits missed. Those in dB have to hold less a standard error over the samples."""
-    missed = limits.missed(description)
-    if missed or limits.min_snr is None or not replace(limits, min_snr=limits.min_snr + error).missed(description):
-        return missed
-    return [f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"]
