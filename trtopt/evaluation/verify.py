@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def verify(request: VerifyRequest) -> Agreement:
     labels = labels_of(request.labels)
     metric = None if request.metric is None else Metric(request.metric, labels)
     sides = _sides(request)
-    agreement, engine = _compared(request, sides, labels, metric), sides.engine
+    agreement, (*_, engine) = _compared(request, sides, labels, metric), sides
     if request.min_agreement is not None and (warning := without_share(item.kind for item in agreement.outputs)):
         request.reporter.warn(warning)
     return replace(
@@ -77,13 +77,8 @@ def verify(request: VerifyRequest) -> Agreement:
 # The two sides -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Sides:
-    """An ONNX model, and a model or a function that is compared with it; of an engine, its graph where that is needed."""
-
-    reference: Model
-    graph: Any
-    engine: Path | None
+_Sides = tuple[Model, Any, "Path | None"]
+"""An ONNX model; a model or function that is compared with it, of an engine its graph where that is needed; the engine."""
 
 
 def _sides(request: VerifyRequest) -> _Sides:
@@ -104,7 +99,7 @@ def _sides(request: VerifyRequest) -> _Sides:
     if request.per_layer and callable(graph):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
     loaded = graph if graph is None or callable(graph) else load_model(graph, lazy=True)
-    return _Sides(load_model(reference, lazy=True), loaded, engine)
+    return load_model(reference, lazy=True), loaded, engine
 
 
 def engine_file(candidate: Any) -> Path | None:
@@ -141,7 +136,7 @@ def _compared(
     request: VerifyRequest, sides: _Sides, labels: tuple[int, ...] | None, metric: Metric | None
 ) -> Agreement:
     """Run both on all samples; the agreement says what the candidate's results came from, and what the metric gives."""
-    model = sides.reference
+    model = sides[0]
     batches = _batches(request, model.inputs)
     reference = by_samples(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
     first = list[Arrays]()  # samples, which tensors are compared on
@@ -170,7 +165,7 @@ def _compared(
 
 def _candidate(stack: contextlib.ExitStack, request: VerifyRequest, sides: _Sides) -> tuple[Runner, str]:
     """Open the candidate; return it as a function of the model's own inputs, and what an engine's results come from."""
-    model, graph, engine, gpu = sides.reference, sides.graph, sides.engine, probe()
+    (model, graph, engine), gpu = sides, probe()
     if engine is not None and gpu:
         tensors = f"; its tensors: another build of {graph.path}, with these as outputs" if request.per_layer else ""
         session = stack.enter_context(Session(engine, contexts=1))
@@ -182,21 +177,15 @@ def _candidate(stack: contextlib.ExitStack, request: VerifyRequest, sides: _Side
     run = by_samples(runner if preprocessing is None else lambda batch: runner(preprocessing.to_pixels(batch)), model)
     if engine is None:
         return run, ""
-    place = f"{graph.path}, the graph that {engine} was built from, in ONNX Runtime: {gpu.reason}"
-    return _within(engine, run, model.inputs), place
-
-
-def _within(engine: Path, run: Runner, inputs: Sequence[TensorInfo]) -> Runner:
-    """`run` of such samples as the engine itself takes."""
     manifest = load_manifest(engine)
     profiles = () if manifest is None or manifest.embedded else manifest.ranges  # if embedded, of pixels
 
-    def checked(batch: Arrays) -> Arrays:
-        if problem := outside(profiles, inputs, batch):
+    def within(batch: Arrays) -> Arrays:  # such samples as the engine itself takes
+        if problem := outside(profiles, model.inputs, batch):
             raise UsageError(f"{problem}: give others, or build it with other `shapes=`")
         return run(batch)
 
-    return checked
+    return within, f"{graph.path}, the graph that {engine} was built from, in ONNX Runtime: {gpu.reason}"
 
 
 def session_runner(session: Session) -> Runner:
@@ -240,10 +229,11 @@ def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
 
 def _layers(request: VerifyRequest, sides: _Sides, samples: Sequence[Arrays]) -> tuple[LayerAgreement, ...]:
     """Compare tensor by tensor: the graphs; of an engine on a GPU another build of it, with its tensors as outputs."""
-    reference, graph = sides.reference.proto, sides.graph.proto
-    if sides.engine is None or not probe():
+    model, candidate, engine = sides
+    reference, graph = model.proto, candidate.proto
+    if engine is None or not probe():
         return compare_layers(reference, graph, samples)
-    manifest, preprocessing = load_manifest(sides.engine), embedded_in(graph)
+    manifest, preprocessing = load_manifest(engine), embedded_in(graph)
     assert manifest is not None  # it names the graph
     tensors = tensors_of_engine(reference, graph)
     with scratch() as folder:
