@@ -654,6 +654,6 @@ def test_the_command_says_which_and_why(gpu: Gpu, world: World) -> None:
     assert found.status == 0, found.err
     comparison = json.loads(found.out)["comparison"]
     assert comparison["kept"] == "fp16"
-    assert Comparison.load(comparison) is not None
+    assert converted(comparison, Comparison)
     found = world.run(*request, "--int8", "--no-compare")
     has(found.out, "not measured against FP16: --no-compare was given")

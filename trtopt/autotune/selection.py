@@ -5,6 +5,7 @@ Everything that was measured is kept as plain JSON in the engine's manifest.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.documents import Damaged, converted, plain
-from trtopt.core.errors import AccuracyLost, TrtoptError, UsageError
+from trtopt.core.errors import AccuracyLost, TrtoptError
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import sentence
@@ -49,9 +50,9 @@ class Candidate:
     def quantized(self) -> bool:
         return self.precision in ("int8", "fp8")
 
-    def missed(self, limits: Limits | None) -> str:
+    def missed(self, limits: Limits) -> str:
         """Say why it can't be kept within limits; "": it can, as far as that is known."""
-        if self.failed or self.accuracy is None or limits is None:
+        if self.failed or self.accuracy is None:
             return self.failed
         return "; ".join(limits.missed(self.accuracy))
 
@@ -62,8 +63,7 @@ class Candidate:
 
     def relative_time(self, other: Candidate) -> float:
         """Return how many times as long as `other` it takes: geometric mean over the profiles."""
-        ratios = [mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times)]
-        return math.exp(statistics.fmean(map(math.log, ratios)))
+        return statistics.geometric_mean(mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times))
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,6 @@ class Comparison:
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {**plain(self), "speedup": self.speedup}
-
-    @classmethod
-    def load(cls, description: Mapping[str, Any]) -> Comparison | None:
-        """Read what `describe` gave; None where it can't be read, as from another version."""
-        try:
-            comparison = converted(dict(description), cls)
-        except (Damaged, UsageError):  # UsageError: limits beyond theirs
-            return None
-        times = [item.gpu_ms for candidate in comparison.candidates for item in candidate.times]
-        return comparison if all(1e-6 < item < 1e9 for item in times) else None
 
     def candidate(self, precision: str) -> Candidate:
         return next(item for item in self.candidates if item.precision == precision)
@@ -185,9 +175,9 @@ def _accuracy(candidate: Candidate, reference: str) -> str:
 
 
 def stored_comparison(output: Path) -> Comparison | None:
-    """The comparison in the manifest at `output`."""
-    try:
+    """The comparison in the manifest at `output`; None where there is none, or it can't be read, as from another version."""
+    with contextlib.suppress(TrtoptError, Damaged):
         manifest = load_manifest(output)
-    except TrtoptError:
-        return None  # no engine, or an unreadable manifest: build again
-    return Comparison.load(manifest.comparison) if manifest and manifest.comparison else None
+        if manifest is not None and manifest.comparison:
+            return converted(dict(manifest.comparison), Comparison)
+    return None
