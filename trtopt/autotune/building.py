@@ -92,10 +92,11 @@ def build(request: BuildRequest) -> BuildResult:
 
 
 def _logged(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) -> BuildResult:
-    """Do the work, its log kept and its scales where that is asked for."""
+    """Do the work on the model, which is read once; its log is kept, and its scales where that is asked for."""
     named_store(request.store)  # refused before the work
+    check_outputs(request)
     with recorded(request.reporter, request.log) as reporter:
-        result = work(replace(request, reporter=reporter))
+        result = work(replace(with_model(request), reporter=reporter))
         if request.save_calib is not None and result.tuning is None:  # a search has kept its own
             if result.table is None:
                 reporter.warn("`save_calib=` kept nothing: no scales of trtopt's own calibration are in this engine")
@@ -148,9 +149,7 @@ def tune(request: TuneRequest) -> BuildResult:
 
 def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     """Choose what stays out of INT8, then build. On a GPU by its layers' times, and FP16 instead where that is as fast."""
-    check_outputs(request)
     check_tunable(request)
-    request = with_model(request)
     plain = replace(without(request, *GOAL), save_calib=None)
     not_measured, gpu = "`compare=False` was given", None
     if request.compare:
@@ -162,8 +161,8 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     with folder_beside(request.output) as folder:
         if engines is not None:
             engines.folder = folder
-        tuning = tuned(request, goal, engines.times if engines else lambda *_: None)
-        tuning = engines.fastest(tuning) if engines else tuning
+        tunings = tuned(request, goal, engines.times if engines else lambda *_: None)
+        tuning = engines.fastest(tunings) if engines else tunings[0]
         request.reporter.note(str(tuning))
         if request.save_calib is not None:
             tuning.table.save(request.save_calib)
@@ -183,8 +182,6 @@ def _asked_for(request: BuildRequest) -> BuildResult:
     """Build what was asked for, then compare. Where that can't be done, or is interrupted, the engine stays."""
     reporter, spec = request.reporter, spec_of(request)
     quantized, base = spec.precision, spec.base
-    check_outputs(request)
-    request = with_model(request)
     result = engine.construct(request)
     if not quantized.quantized:
         return result
@@ -232,11 +229,9 @@ def _best(request: BuildRequest, limits: Limits) -> BuildResult:
     """Keep the fastest engine within the limits; what can't be judged or run here is refused."""
     request = request if request.int8 or request.fp8 else replace(request, int8=True)
     spec = spec_of(request)
-    check_outputs(request)
     if request.images is None and request.data is None:
         alone = "; beside `calib=` they judge and nothing else" if request.calib is not None else ""
         raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{alone}")
-    request = with_model(request)
     try:
         gpu = gpu_for(request)
     except (DeviceError, MissingDependency, UsageError) as error:
@@ -272,7 +267,6 @@ class _Selection:
     def judged(self) -> tuple[dict[str, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
         engines, results, failures = self.engines, dict[str, BuildResult](), dict[str, str]()
-        reference: tuple[Runner, str] | None = None
         wanted = (engines.quantized, engines.base, Precision.FP32)  # the last only where none of the others will do
         for precision in wanted:
             try:
@@ -282,8 +276,7 @@ class _Selection:
                 failures[precision] = str(error)
             if precision is engines.quantized or not results:
                 continue
-            reference = reference or self._reference()
-            comparison = replace(engines.measured(results, failures, reference), key=self.key)
+            comparison = replace(engines.measured(results, failures, self.reference), key=self.key)
             try:
                 return results, comparison.judged(self.limits)
             except AccuracyLost:
@@ -291,8 +284,9 @@ class _Selection:
                     raise
         raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failures.items()))
 
-    def _reference(self) -> tuple[Runner, str]:
-        """Return the FP32 model in ONNX Runtime, and what it is in words."""
+    @cached_property
+    def reference(self) -> tuple[Runner, str]:
+        """The FP32 model in ONNX Runtime, and what it is in words."""
         model = self.engines.model
         runner = OnnxRunner(model, optimize=False, gpu=True)
         device = "GPU" if runner.on_gpu else "CPU"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from trtopt.autotune.search import Measured
@@ -145,18 +144,18 @@ class Engines:
             return None
         return Measured(quantized, floating, f"the time of its layers on {self.gpu}, of FP16's")
 
-    def fastest(self, tuning: Tuning) -> Tuning:
-        """Return the choice, or a faster one within the limits: with squeeze-and-excite in INT8, or all layers."""
+    def fastest(self, tunings: Sequence[Tuning]) -> Tuning:
+        """Return the fastest of these choices, and of those with all layers in INT8 where that is within the limits."""
         choices: dict[str, Tuning] = {}
-        for item in filter(None, (tuning, tuning.with_gates)):
+        for item in tunings:
             choices.setdefault(item.table.digest, item)
             if item.left_out and not item.whole.missed:
                 table = replace(item.table, left_out={})
                 choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
-        first, name = next(iter(choices)), None
+        name = None
         if len(choices) > 1:
             name = remembered([*self.key, *choices], "fastest", str, lambda: self._timed(choices))
-        return replace(choices.get(name or first, choices[first]), with_gates=None)
+        return choices.get(name or "", tunings[0])
 
     def _timed(self, choices: Mapping[str, Tuning]) -> str | None:
         """Return the choice whose engine is the fastest; None: none of them can be built."""
@@ -185,7 +184,7 @@ class Engines:
     def measured(
         self,
         results: Mapping[str, BuildResult],
-        failures: Mapping[str, str] = MappingProxyType({}),
+        failures: Mapping[str, str] | None = None,
         reference: tuple[Runner | str, str] | None = None,
     ) -> Comparison:
         """Time engines, by precision or another name, and judge them on the samples where there is a reference.
@@ -211,7 +210,7 @@ class Engines:
         for name, result in results.items():
             figures = (round(result.seconds, 3), times[name], accuracy.get(name))
             candidates.append(Candidate(str(name), result.precision_summary, *figures))
-        candidates += [Candidate(str(name), failed=why) for name, why in failures.items()]
+        candidates += [Candidate(str(name), failed=why) for name, why in (failures or {}).items()]
         return Comparison(str(self.gpu), inputs, described, tuple(candidates))
 
     def _session(self, result: BuildResult) -> Session:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, TunedChoice, too_few
-from trtopt.autotune.search import Choices, Costs, Measured
+from trtopt.autotune.search import Choices, Measured
 from trtopt.builder.asked import spec_of
 from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
@@ -79,8 +79,6 @@ class Tuning:
         tried: how many choices were.
         cost: in what layers were weighed.
         timed: layers were weighed by their times on a GPU.
-        with_gates: the choice with squeeze-and-excite in INT8, before it is known which is faster; None: there is none, or
-            nothing is timed.
     """
 
     table: Table
@@ -93,7 +91,6 @@ class Tuning:
     cost: str
     seconds: float
     timed: bool = False
-    with_gates: Tuning | None = None
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -119,7 +116,7 @@ class Tuning:
         return f"{out}, {repairs}: {decibels}{figure}; {tried}"
 
     def to_json(self) -> dict[str, Any]:
-        description = plain({name: value for name, value in vars(self).items() if name not in ("table", "with_gates")})
+        description = plain({name: value for name, value in vars(self).items() if name != "table"})
         return {
             **description,
             "seconds": round(self.seconds, 3),
@@ -208,8 +205,12 @@ class _Judge:
         return self.known[name]
 
 
-def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
-    """Find what has to stay out of INT8 for the goal; `measure` gives times of layers, None where there are none."""
+def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> list[Tuning]:
+    """Find what has to stay out of INT8 for the goal; a second choice has squeeze-and-excite in INT8, where that may be faster.
+
+    Args:
+        measure: gives times of layers, None where there are none.
+    """
     start, reporter = time.monotonic(), request.reporter
     scales = _given_scales(request)
     subject = _subject(request, scales)
@@ -222,18 +223,17 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         table, noise = _repaired(request, subject, key, table)
 
     choose = partial(_chosen, start, judge, before, noise, measure, reporter)
-    tuning = choose(table)
-    if not subject.gates or not tuning.timed:
-        return tuning
-    if subject.has_gates(table):
-        with contextlib.suppress(AccuracyLost):  # then it stays in floating point
-            return replace(tuning, with_gates=choose(replace(table, gates=subject.gates)))
-        return tuning
-    reporter.note(
-        "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
-        "`gates=True`, too"
-    )
-    return tuning
+    tunings = [choose(table)]
+    if subject.gates and tunings[0].timed:
+        if subject.has_gates(table):
+            with contextlib.suppress(AccuracyLost):  # then it stays in floating point
+                tunings.append(choose(replace(table, gates=subject.gates)))
+        else:
+            reporter.note(
+                "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
+                "`gates=True`, too"
+            )
+    return tunings
 
 
 def _chosen(
@@ -249,13 +249,13 @@ def _chosen(
     is none."""
     subject, proto = judge.subject, smoothed(judge.subject.original, table.smoothed)
     work, graph, always_out = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), subject.always_out(table)
-    costs = Costs(work, measure(table, work))
     choices = Choices(
         evaluate=partial(judge, table),
         points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
         operators={node.name: node.op_type for node in proto.graph.node},
         noise=noise,
-        costs=costs,
+        work=work,
+        measured=measure(table, work),
         overrides=subject.spec.overrides,
         reporter=reporter,
     )
@@ -263,14 +263,14 @@ def _chosen(
     return Tuning(
         table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
         samples=judge.evaluator.samples,
-        before=replace(before, share=costs.share(choices.all_quantized.quantized)),
+        before=replace(before, share=choices.share(choices.all_quantized.quantized)),
         whole=choices.judged(()),
         chosen=choices.judged(left_out),
         front=choices.pareto_front(),
         tried=len(judge.known),
-        cost=costs.unit,
+        cost="the share of the arithmetic" if choices.measured is None else choices.measured.described,
         seconds=time.monotonic() - start,
-        timed=costs.measured is not None,
+        timed=choices.measured is not None,
     )
 
 
@@ -315,9 +315,8 @@ def _subject(request: BuildRequest, scales: Table | None) -> _TunedModel:
     prepared_by = request.preprocess
     if prepared_by is None and scales is not None and (request.images is not None or request.embed_preprocess):
         prepared_by = scales.preprocess
-    plan = plan_build(
-        replace(request, calib=None, preprocess=prepared_by, reporter=SILENT)
-    )  # which is said by the build
+    # The build says what there is to say.
+    plan = plan_build(replace(request, calib=None, preprocess=prepared_by, reporter=SILENT))
     if not any(item.floating for item in model.outputs):
         types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
         cut = ending_before(model.proto, ("ArgMax", "ArgMin", "TopK"), model.path)
@@ -369,23 +368,19 @@ def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> d
     }
 
 
-def _kept_file(key: Any, what: str) -> Path | None:
-    """Return where a later call of this key finds what this one measured; None: that can't be kept."""
-    with contextlib.suppress(OutputError):
-        return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
-    return None
+def _kept_file(key: Any, what: str) -> Path:
+    """Return where a later call of this key finds what this one measured; OutputError where that can't be kept."""
+    return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
 
 
 def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -> Content:
     """Return what an earlier call of this key measured, else what `measure` gives, which is kept unless it is None."""
-    file = _kept_file(key, what)
-    with contextlib.suppress(Damaged, OSError):
-        if file is not None and file.is_file():
-            return cast("Content", converted(read_json(file), kind))
+    with contextlib.suppress(Damaged, OutputError):  # damaged or not there
+        return cast("Content", converted(read_json(_kept_file(key, what)), kind))
     found = measure()
-    if file is not None and found is not None:
+    if found is not None:
         with contextlib.suppress(OutputError):
-            write_json(file, plain(found))
+            write_json(_kept_file(key, what), plain(found))
     return found
 
 
@@ -408,19 +403,18 @@ def _repaired(
     request: BuildRequest, subject: _TunedModel, key: Mapping[str, Any], scales: Table
 ) -> tuple[Table, NoiseByPlace]:
     """The table with repairs, and the noise that is left at each place; as an earlier call kept them."""
-    path = _kept_file(key, "calib.json")
-    if path is not None and path.is_file():
-        try:
+    try:
+        path = _kept_file(key, "calib.json")
+        if path.is_file():
             noise, table = converted(read_json(path.with_suffix(".noise")), NoiseByPlace), Table.load(path)
-        except (TrtoptError, Damaged) as error:
-            request.reporter.note(f"what an earlier search kept can't be used: {error}")
-        else:
             request.reporter.note("the same model was repaired on the same samples before: that is used")
             return table, noise
+    except (TrtoptError, Damaged) as error:
+        request.reporter.note(f"what an earlier search kept can't be used: {error}")
     result = _calibrated(request, subject, scales)
     assert result.repairs is not None
-    if path is not None:
-        with contextlib.suppress(OutputError):
-            write_json(path.with_suffix(".noise"), plain(result.repairs.noise))
-            result.table.save(path)
+    with contextlib.suppress(OutputError):
+        path = _kept_file(key, "calib.json")
+        write_json(path.with_suffix(".noise"), plain(result.repairs.noise))
+        result.table.save(path)
     return result.table, result.repairs.noise
