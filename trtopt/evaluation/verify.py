@@ -17,7 +17,7 @@ from trtopt.core.shapes import outside
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Kind, TensorInfo
 from trtopt.cuda.device import probe
-from trtopt.data import named_batches, open_data
+from trtopt.data import named_batches, open_data, samples_of
 from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, rebatched, samples_first, samples_in
 from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.agreement import Agreement, Runner, Scores, verify_all
@@ -215,8 +215,7 @@ def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
     """Batches as they are; what else `open_data` takes, opened."""
     batches: Any = request.batches
     if batches is None:
-        how = {name: getattr(request, name) for name in ("images", "data", "preprocess", "limit", "batch")}
-        return open_data(inputs, **how, reporter=request.reporter)
+        return open_data(inputs, **samples_of(request), batch=request.batch, reporter=request.reporter)
     if isinstance(batches, (str, os.PathLike, Mapping)) or hasattr(batches, "__array__"):
         return open_data(inputs, data=batches)
     if hasattr(batches, "names"):
