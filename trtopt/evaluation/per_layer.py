@@ -116,9 +116,8 @@ def compare_layers(
         DataError, ModelError: ONNX Runtime can't run them.
     """
     old, new = map(_fp32, (reference, candidate))
-    kinds, pairs, cut = _kinds(old), _pairs(old, new), new
-    if engine is not None:
-        pairs, cut = {name: name for name, other in pairs.items() if name == other}, old
+    kinds, cut = _kinds(old), new if engine is None else old
+    pairs = {name: other for name, other in _pairs(kinds, new).items() if engine is None or name == other}
     exact, pieces = _opened(old, dict.fromkeys(pairs.values())), _opened(_cut(cut, pairs, kinds), pairs)
     run = engine or partial(run_samples, _opened(new, pairs))
     preprocessing = None if engine else embedded_in(candidate)
@@ -165,7 +164,7 @@ def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ..
     Raises:
         UsageError: there are none.
     """
-    return tuple(name for name, other in _pairs(_fp32(reference), _fp32(graph)).items() if name == other)
+    return tuple(name for name, other in _pairs(_kinds(_fp32(reference)), _fp32(graph)).items() if name == other)
 
 
 def _given(pieces: Any, inputs: Arrays, tensors: Arrays) -> Arrays:
@@ -199,10 +198,9 @@ def _fp32(proto: ModelProto) -> ModelProto:
     return widen(proto) if has_half(proto) else whole_copy(proto)
 
 
-def _pairs(old: ModelProto, new: ModelProto) -> dict[str, str]:
-    """Floating tensor of the candidate → the reference's."""
-    kinds, own = _kinds(old), _kinds(new)
-    pairs = {}
+def _pairs(kinds: Mapping[str, int], new: ModelProto) -> dict[str, str]:
+    """Floating tensor of the candidate → the reference's, whose types are `kinds`."""
+    own, pairs = _kinds(new), dict[str, str]()
     for name in (name for node in new.graph.node for name in node.output if name):
         other = name if name in kinds else name.removesuffix(_BEHIND)
         if kinds.get(other) in _FLOATS and own.get(name) in _FLOATS:
