@@ -75,7 +75,8 @@ class Network:
         )  # as `tune` does
         folder = self.folder / f"{self.name}.built"
         folder.mkdir(exist_ok=True)
-        engines = Engines(request, gpu_for(request), folder, None)
+        engines = Engines(request, gpu_for(request))
+        engines.folder = folder
         results = {"int8": engines.build(Precision.INT8, table), "fp16": engines.build(Precision.FP16)}
         for way, result in results.items():
             for suffix in ("", ".json"):

@@ -17,7 +17,7 @@ from graphs import written
 from world import Heard, World, has
 
 import trtopt
-from trtopt.autotune import building, candidates, selection
+from trtopt.autotune import building, candidates
 from trtopt.autotune.selection import Comparison
 from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
@@ -76,8 +76,7 @@ class Gpu:
         monkeypatch.setattr(engine, "construct", counted)
         monkeypatch.setattr("trtopt.trt.loader.probe", lambda: Probe((self.info,), (13, 0)))
         monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=self.info))
-        for module in (selection, candidates):
-            monkeypatch.setattr(module, "Session", lambda path, **_: PlayedSession(self, path))
+        monkeypatch.setattr(candidates, "Session", lambda path, **_: PlayedSession(self, path))
 
 
 class PlayedSession:
@@ -655,6 +654,6 @@ def test_the_command_says_which_and_why(gpu: Gpu, world: World) -> None:
     assert found.status == 0, found.err
     comparison = json.loads(found.out)["comparison"]
     assert comparison["kept"] == "fp16"
-    assert Comparison.load(comparison) is not None
+    assert converted(comparison, Comparison)
     found = world.run(*request, "--int8", "--no-compare")
     has(found.out, "not measured against FP16: --no-compare was given")

@@ -90,7 +90,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
         found = Built(folder / "m.engine", {}, options)
         found.again()
         content = json.loads(manifest_path(found.engine).read_bytes())
-        times = (Times({"x": "1x3x32x32"}, 1.0, 0.9, 1.1, True),)
+        times = (Times({"x": "1x3x32x32"}, 1.0),)
         candidates = (Candidate("int8", "1 of 1", 1.0, times, None), Candidate("fp16", "", 1.0, times, None))
         compared = Comparison("GPU", "real samples", None, candidates, True, Limits(), "int8", "INT8 kept", "k")
         prepared = {"size": [32, 32], "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]}

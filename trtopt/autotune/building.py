@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from trtopt.autotune.candidates import NATIVE_CACHE, Engines, asked_of_builder, gpu_for
 from trtopt.autotune.goal import Goal, goal_of, too_few
 from trtopt.autotune.request import TuneRequest
-from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
+from trtopt.autotune.selection import EQUAL, Comparison, stored_comparison
 from trtopt.autotune.tuning import check_tunable, tuned
 from trtopt.builder import construction as engine
 from trtopt.builder.asked import check_outputs, spec_of
@@ -47,21 +47,16 @@ from trtopt.core.files import (
 )
 from trtopt.core.options import taking, without
 from trtopt.core.progress import recorded
-from trtopt.core.values import BuildSpec, Precision
-from trtopt.core.version import __version__
-from trtopt.cuda.device import DeviceInfo
-from trtopt.data import Batches
+from trtopt.core.values import Precision
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.engine.store import named_store
 from trtopt.evaluation.agreement import Runner
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import by_samples, kinds_of
-from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.output_kinds import Kind
+from trtopt.evaluation.verify import by_samples
+from trtopt.graph.io import load_model, save_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
-from trtopt.trt import select
 
 GOAL = ("labels", "metric", "min", "min_agreement", "min_snr")
 NO_LIMIT = -1000.0  # dB
@@ -98,10 +93,11 @@ def build(request: BuildRequest) -> BuildResult:
 
 
 def _logged(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) -> BuildResult:
-    """Do the work, its log kept and its scales where that is asked for."""
+    """Do the work on the model, which is read once; its log is kept, and its scales where that is asked for."""
     named_store(request.store)  # refused before the work
+    check_outputs(request)
     with recorded(request.reporter, request.log) as reporter:
-        result = work(replace(request, reporter=reporter))
+        result = work(replace(with_model(request), reporter=reporter))
         if request.save_calib is not None and result.tuning is None:  # a search has kept its own
             if result.table is None:
                 reporter.warn("`save_calib=` kept nothing: no scales of trtopt's own calibration are in this engine")
@@ -154,9 +150,7 @@ def tune(request: TuneRequest) -> BuildResult:
 
 def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     """Choose what stays out of INT8, then build. On a GPU by its layers' times, and FP16 instead where that is as fast."""
-    check_outputs(request)
     check_tunable(request)
-    request = with_model(request)
     plain = replace(without(request, *GOAL), save_calib=None)
     not_measured, gpu = "`compare=False` was given", None
     if request.compare:
@@ -164,21 +158,22 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
             gpu = gpu_for(request)
         except TrtoptError as error:
             not_measured = str(error)
-    with folder_beside(Path(request.output)) as folder:
-        samples = real_samples(load_model(request.model), request) if gpu is not None else None
-        engines = None if gpu is None else Engines(plain, gpu, folder, samples)
-        tuning = tuned(request, goal, engines.times if engines else lambda *_: None)
-        tuning = engines.fastest(tuning) if engines else tuning
+    engines = None if gpu is None else Engines(plain, gpu)
+    with folder_beside(request.output) as folder:
+        if engines is not None:
+            engines.folder = folder
+        tunings = tuned(request, goal, engines.times if engines else lambda *_: None)
+        tuning = engines.fastest(tunings) if engines else tunings[0]
         request.reporter.note(str(tuning))
         if request.save_calib is not None:
             tuning.table.save(request.save_calib)
         if engines is None:
             result = engine.construct(replace(without(plain, "images", "data"), calib=tuning.table))
             return replace(result, tuning=tuning, not_measured=not_measured)
+        engines.request = replace(plain, calib=tuning.table)
         # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
         limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
-        result = _best(replace(plain, calib=tuning.table), limits, engines)
-    return replace(result, tuning=tuning)
+        return replace(_Selection(engines, limits).result(), tuning=tuning)
 
 
 # What was asked for, measured ------------------------------------------------------------------------------------------
@@ -188,8 +183,6 @@ def _asked_for(request: BuildRequest) -> BuildResult:
     """Build what was asked for, then compare. Where that can't be done, or is interrupted, the engine stays."""
     reporter, spec = request.reporter, spec_of(request)
     quantized, base = spec.precision, spec.base
-    check_outputs(request)
-    request = with_model(request)
     result = engine.construct(request)
     if not quantized.quantized:
         return result
@@ -202,22 +195,19 @@ def _asked_for(request: BuildRequest) -> BuildResult:
     comparison = stored_comparison(result.engine) if result.cached else None
     if comparison is None or comparison.gpu != str(gpu) or comparison.speedup is None:
         try:
-            with folder_beside(result.engine) as folder:
+            engines = Engines(request, gpu, within=False)
+            with folder_beside(result.engine) as engines.folder:
                 reporter.note(f"building for {base.upper()} too, to compare (`compare=False` leaves that out)")
-                model, real = load_model(request.model), request.images is not None or request.data is not None
-                samples, kinds = real_samples(model, request) if real else None, kinds_of(model, request)
-                made = Engines(request, gpu, folder, samples, within=False)
-                made.built[quantized] = result
-                engines = {quantized: result, base: made.build(base)}
-                comparison = measured(gpu, engines, {}, samples, reporter, reference=base, kinds=kinds)
+                engines.built[quantized] = result
+                pair = {str(quantized): result, str(base): engines.build(base)}
+                comparison = engines.measured(pair, reference=(str(base), f"the {base.upper()} engine"))
         except (BuildCancelled, KeyboardInterrupt):
             reporter.warn(f"{result.engine} is written; interrupted before it was measured against {base.upper()}")
             raise
         except TrtoptError as error:
             reporter.warn(f"not measured against {base.upper()}: {error}")
             return replace(result, not_measured=str(error))
-        reference = None if samples is None else f"the {base.upper()} engine"
-        comparison = replace(comparison, reference=reference).asked_for(str(quantized))
+        comparison = comparison.asked_for(str(quantized))
         if (manifest := load_manifest(result.engine)) is not None:
             replace(manifest, comparison=comparison.describe()).save(result.engine)
     if comparison.speedup is not None and comparison.speedup <= 1 + EQUAL:
@@ -236,95 +226,72 @@ def _asked_for(request: BuildRequest) -> BuildResult:
 # The best ----------------------------------------------------------------------------------------------------------------
 
 
-def _best(request: BuildRequest, limits: Limits, engines: Engines | None = None) -> BuildResult:
-    """Keep the fastest engine within the limits; `engines`: those that a search has built already."""
-    started, selection = time.monotonic(), _selection(request, limits)
-    request = selection.request
-    if not request.force and (result := selection.up_to_date()):
-        return result
-    if engines is None and (doubt := too_few(selection.samples.samples)):  # else the search has said so
-        request.reporter.warn(doubt)
-    with folder_beside(selection.output) as folder:
-        if engines is None:
-            engines = Engines(request, selection.gpu, folder, selection.samples)
-        engines.request = request  # with the table that was chosen
-        results, comparison = selection.judged(engines)
-        best = results[Precision(comparison.kept)]
-        selection.install(best, results.get(selection.quantized), comparison)
-    request.reporter.note(comparison.why)
-    return selection.result(best, comparison, seconds=time.monotonic() - started)
-
-
-def _selection(request: BuildRequest, limits: Limits) -> _Selection:
-    """Return what there is to select from, and by; what can't be judged or run here is refused."""
+def _best(request: BuildRequest, limits: Limits) -> BuildResult:
+    """Keep the fastest engine within the limits; what can't be judged or run here is refused."""
     request = request if request.int8 or request.fp8 else replace(request, int8=True)
     spec = spec_of(request)
-    check_outputs(request)
     if request.images is None and request.data is None:
         alone = "; beside `calib=` they judge and nothing else" if request.calib is not None else ""
         raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{alone}")
-    request = with_model(request)
     try:
         gpu = gpu_for(request)
     except (DeviceError, MissingDependency, UsageError) as error:
         instead = f"choose the precision yourself: `{spec.precision}=True` or `{spec.base}=True` instead of `best=True`"
         raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
-    ort = ort_version("judging engines")  # what is missing is said before the work
-    model = load_model(request.model)
-    return _Selection(request, limits, spec, model, gpu, ort, real_samples(model, request), kinds_of(model, request))
+    engines = Engines(request, gpu)
+    assert engines.samples is not None  # of the images or data
+    return _Selection(engines, limits, doubt=too_few(engines.samples.samples)).result()
 
 
-@dataclass(frozen=True)
 class _Selection:
-    """Engines of one request in three precisions, of which the fastest within the limits is kept."""
+    """Engines of one request in three precisions, of which the fastest within the limits is kept; `doubt` is said of it."""
 
-    request: BuildRequest
-    limits: Limits
-    spec: BuildSpec
-    model: Model
-    gpu: DeviceInfo
-    ort: str
-    samples: Batches
-    kinds: Mapping[str, Kind]
+    def __init__(self, engines: Engines, limits: Limits, doubt: str = "") -> None:
+        self.engines, self.limits, self.doubt = engines, limits, doubt
+        self.request, self.output = engines.request, Path(engines.request.output)
+        self.ort = ort_version("judging engines")  # what is missing is said before the work
 
-    @property
-    def output(self) -> Path:
-        return Path(self.request.output)
+    def result(self) -> BuildResult:
+        """Return the engine that is kept: the one that is there, or the best of those that are built."""
+        started, reporter = time.monotonic(), self.request.reporter
+        if not self.request.force and (result := self.up_to_date()):
+            return result
+        if self.doubt:
+            reporter.warn(self.doubt)
+        with folder_beside(self.output) as self.engines.folder:
+            results, comparison = self.judged()
+            best = results[comparison.kept]
+            self.install(best, results.get(self.engines.quantized), comparison)
+        reporter.note(comparison.why)
+        return self.kept(best, comparison, seconds=time.monotonic() - started)
 
-    @property
-    def quantized(self) -> Precision:
-        return self.spec.precision
-
-    def judged(self, engines: Engines) -> tuple[dict[Precision, BuildResult], Comparison]:
+    def judged(self) -> tuple[dict[str, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
-        results: dict[Precision, BuildResult] = {}
-        failures: dict[Precision, str] = {}
-        reference: tuple[Runner, str] | None = None
-        wanted = (self.quantized, self.spec.base, Precision.FP32)  # the last only where none of the others will do
+        engines, results, failures = self.engines, dict[str, BuildResult](), dict[str, str]()
+        wanted = (engines.quantized, engines.base, Precision.FP32)  # the last only where none of the others will do
         for precision in wanted:
             try:
                 results[precision] = engines.build(precision)
             except (BuildFailed, PrecisionLost) as error:
                 self.request.reporter.warn(f"no {precision.upper()} engine: {error}")
                 failures[precision] = str(error)
-            if precision is self.quantized or not results:
+            if precision is engines.quantized or not results:
                 continue
-            run, description = reference = reference or self._reference()
-            comparison = measured(
-                self.gpu, results, failures, self.samples, self.request.reporter, reference=run, kinds=self.kinds
-            )
+            comparison = replace(engines.measured(results, failures, self.reference), key=self.key)
             try:
-                return results, replace(comparison, reference=description, key=self.key).judged(self.limits)
+                return results, comparison.judged(self.limits)
             except AccuracyLost:
                 if precision is Precision.FP32:
                     raise
         raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failures.items()))
 
-    def _reference(self) -> tuple[Runner, str]:
-        """Return the FP32 model in ONNX Runtime, and what it is in words."""
-        runner = OnnxRunner(self.model.path or self.model.proto, optimize=False, gpu=True)
-        run = by_samples(runner, self.model.inputs, self.model.outputs)
-        return run, f"the FP32 model in ONNX Runtime {self.ort} on the {'GPU' if runner.on_gpu else 'CPU'}"
+    @cached_property
+    def reference(self) -> tuple[Runner, str]:
+        """The FP32 model in ONNX Runtime, and what it is in words."""
+        model = self.engines.model
+        runner = OnnxRunner(model, optimize=False, gpu=True)
+        device = "GPU" if runner.on_gpu else "CPU"
+        return by_samples(runner, model), f"the FP32 model in ONNX Runtime {self.ort} on the {device}"
 
     def install(self, best: BuildResult, quantized: BuildResult | None, comparison: Comparison) -> None:
         """Move the engine that is kept to the output: plan and manifest, and what else is to be kept."""
@@ -342,7 +309,8 @@ class _Selection:
             if cache and quantized is not None:
                 write_bytes(cache, whole(quantized.engine.with_name(NATIVE_CACHE)))
 
-    def result(self, result: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
+    def kept(self, result: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
+        """Return what is told of the engine that is kept."""
         graph = self.request.save_onnx
         return replace(
             result,
@@ -367,19 +335,19 @@ class _Selection:
         if not result.cached:
             return None
         self.request.reporter.note(f"{self.output} is up to date: {comparison.why}")
-        return self.result(result, comparison, seconds=result.seconds)
+        return self.kept(result, comparison, seconds=result.seconds)
 
     @cached_property
     def key(self) -> str:
         """Digest all that the candidates, their figures and the choice depend on."""
-        request, generation = self.request, select(self.request.backend)
+        request, engines = self.request, self.engines
         calib, preprocess = request.calib, request.preprocess
         if calib is None:
-            scales: Any = real_samples(self.model, request, None).describe()
+            scales: Any = real_samples(engines.model, request, None).describe()
         else:
             scales = calib.digest if isinstance(calib, Table) else sha256_file(existing_file(calib, "`calib=`"))
         prepared = None if preprocess is None else Preprocess.load(preprocess).describe()
-        judged = [asdict(self.limits), self.samples.describe(), self.kinds]
+        assert engines.samples is not None
+        judged = [asdict(self.limits), engines.samples.describe(), engines.kinds]
         quantized = [scales, prepared, request.method, request.limit, request.batch]
-        made = [self.model.fingerprint, self.spec.describe(), generation.family, generation.version, str(self.gpu)]
-        return sha256_json([__version__, made, quantized, judged])
+        return sha256_json([engines.key, engines.model.fingerprint, quantized, judged])

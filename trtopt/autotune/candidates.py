@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trtopt.autotune.search import Measured
-from trtopt.autotune.selection import EQUAL, measured
+from trtopt.autotune.selection import EQUAL, Candidate, Comparison
 from trtopt.autotune.tuning import Tuning, Work, remembered
 from trtopt.builder import construction as engine
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
 from trtopt.builder.request import BuildRequest
+from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.errors import BuildCancelled, BuildFailed, DeviceError, PrecisionLost, TrtoptError, UsageError
 from trtopt.core.options import without
@@ -22,9 +23,10 @@ from trtopt.core.progress import Phase, Reporter
 from trtopt.core.values import Override, Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import Device, DeviceInfo
-from trtopt.data import Batches
 from trtopt.engine.manifest import load_manifest
-from trtopt.evaluation.timing import layer_shares
+from trtopt.evaluation.agreement import Runner, verify_all
+from trtopt.evaluation.timing import layer_shares, time_in_turns
+from trtopt.evaluation.verify import kinds_of, session_runner
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.runtime.session import Session
@@ -77,16 +79,22 @@ class Engines:
     """The engines of one request, built when they are first asked for, each in a folder of its own.
 
     Attributes:
+        folder: of them all, once it is set.
         quantized, base: the precisions that the request asks for, and that the rest of such an engine has.
+        samples: that judge; None: the request names none.
     """
 
-    def __init__(
-        self, request: BuildRequest, gpu: DeviceInfo, folder: Path, samples: Batches | None, *, within: bool = True
-    ) -> None:
-        self.request, self.gpu, self.folder, self.samples, self.within = request, gpu, folder, samples, within
+    folder: Path
+
+    def __init__(self, request: BuildRequest, gpu: DeviceInfo, *, within: bool = True) -> None:
+        self.request, self.gpu, self.within = request, gpu, within
         self.quantized, self.base = (spec := spec_of(request)).precision, spec.base
         generation = select(request.backend)
         self.key = [__version__, spec.describe(), generation.family, generation.version, str(gpu)]
+        self.model = load_model(request.model)
+        sampled = request.images is not None or request.data is not None
+        self.samples = real_samples(self.model, request) if sampled else None
+        self.kinds = kinds_of(self.model, request)
         self.built: dict[str, BuildResult] = {}  # by precision, and the table's digest
 
     def build(self, precision: Precision, table: Table | None = None) -> BuildResult:
@@ -127,8 +135,7 @@ class Engines:
             ours = self.build(self.quantized, table)
             pair = (self.build(self.base), ours)
             with reporter.phase("timing the layers"), contextlib.ExitStack() as stack:
-                how: Any = {"device": self.gpu.ordinal, "contexts": 1, "trust_host_code": True}  # built just now
-                sessions = [stack.enter_context(Session(item.engine, **how)) for item in pair]
+                sessions = [stack.enter_context(self._session(item)) for item in pair]
                 floating, quantized = layer_shares(sessions, self.samples or (), work)
         except BuildCancelled:
             raise
@@ -137,18 +144,18 @@ class Engines:
             return None
         return Measured(quantized, floating, f"the time of its layers on {self.gpu}, of FP16's")
 
-    def fastest(self, tuning: Tuning) -> Tuning:
-        """Return the choice, or a faster one within the limits: with squeeze-and-excite in INT8, or all layers."""
+    def fastest(self, tunings: Sequence[Tuning]) -> Tuning:
+        """Return the fastest of these choices, and of those with all layers in INT8 where that is within the limits."""
         choices: dict[str, Tuning] = {}
-        for item in filter(None, (tuning, tuning.with_gates)):
+        for item in tunings:
             choices.setdefault(item.table.digest, item)
             if item.left_out and not item.whole.missed:
                 table = replace(item.table, left_out={})
                 choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
-        first, name = next(iter(choices)), None
+        name = None
         if len(choices) > 1:
             name = remembered([*self.key, *choices], "fastest", str, lambda: self._timed(choices))
-        return replace(choices.get(name or first, choices[first]), with_gates=None)
+        return choices.get(name or "", tunings[0])
 
     def _timed(self, choices: Mapping[str, Tuning]) -> str | None:
         """Return the choice whose engine is the fastest; None: none of them can be built."""
@@ -165,7 +172,7 @@ class Engines:
             return next(iter(engines), None)
         if (floating := self.built.get(self.base)) is not None:
             engines[self.base] = floating
-        candidates = measured(self.gpu, engines, {}, self.samples, self.request.reporter).candidates
+        candidates = self.measured(engines).candidates
         others = [item for item in candidates if item.precision == self.base]
         tried = [item for item in candidates if item.precision in choices]
         best, *rest = [item for item in tried if not any(map(item.slower_than, others))] or tried
@@ -173,6 +180,41 @@ class Engines:
             if other.relative_time(best) < 1 / (1 + EQUAL):
                 best = other
         return best.precision
+
+    def measured(
+        self,
+        results: Mapping[str, BuildResult],
+        failures: Mapping[str, str] | None = None,
+        reference: tuple[Runner | str, str] | None = None,
+    ) -> Comparison:
+        """Time engines, by precision or another name, and judge them on the samples where there is a reference.
+
+        Args:
+            failures: why there are no others.
+            reference: one of the names, or what gives the results to go by; and what it is in words.
+        """
+        reporter, accuracy, described = self.request.reporter, dict[str, Any](), None
+        with contextlib.ExitStack() as stack:
+            sessions = {name: stack.enter_context(self._session(result)) for name, result in results.items()}
+            with reporter.phase(f"timing {', '.join(sessions).upper()} in turns"):
+                times, inputs = time_in_turns(sessions, self.samples or ())
+            if reference is not None and self.samples is not None:
+                given, described = reference
+                runners = {name: session_runner(session) for name, session in sessions.items()}
+                run = runners.pop(given) if isinstance(given, str) else given
+                against = given.upper() if isinstance(given, str) else "FP32"
+                with reporter.phase(f"comparing {', '.join(runners).upper()} with {against}"):
+                    agreements = verify_all(run, runners, self.samples, kinds=self.kinds)
+                accuracy = {name: agreement.figures() for name, agreement in agreements.items()}
+        candidates = []
+        for name, result in results.items():
+            figures = (round(result.seconds, 3), times[name], accuracy.get(name))
+            candidates.append(Candidate(str(name), result.precision_summary, *figures))
+        candidates += [Candidate(str(name), failed=why) for name, why in (failures or {}).items()]
+        return Comparison(str(self.gpu), inputs, described, tuple(candidates))
+
+    def _session(self, result: BuildResult) -> Session:
+        return Session(result.engine, device=self.gpu.ordinal, contexts=1, trust_host_code=True)  # built just now
 
 
 class _Prefixed(Reporter):

@@ -6,25 +6,24 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
 from trtopt.builder.request import BuildRequest
-from trtopt.core.errors import AccuracyLost, DataError, UsageError
+from trtopt.core.errors import AccuracyLost, UsageError
 from trtopt.core.words import counted
 from trtopt.data import Batches
 from trtopt.data.convert import Run, single_runs
 from trtopt.data.rebatch import Arrays, samples_first
-from trtopt.evaluation.agreement import verify_all
+from trtopt.evaluation.agreement import Scores, verify_all
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.measures import measure
-from trtopt.evaluation.metric import Metric, called, labels_of, metric_of, of_all, scored, takes_labels
+from trtopt.evaluation.metric import Metric, labels_of
 from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind
-from trtopt.ort.sessions import as_taken, open_session
+from trtopt.ort.sessions import open_session, run_samples
 
 PURPOSE = "tuning"
 FEW = 32  # samples; below, one decides too much
@@ -32,29 +31,25 @@ FEW = 32  # samples; below, one decides too much
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal for results: `Limits`, or the user's own function (`trtopt.evaluation.metric`; more is better), with true classes
-    for one that takes them."""
+    """A goal for results: `Limits`, or the user's own function (`trtopt.evaluation.metric`; more is better)."""
 
     limits: Limits | None
-    labels: tuple[int, ...] | None = None
     metric: Metric | None = None
     least: float = 0.0
-    name: str = ""
 
 
 def goal_of(request: BuildRequest) -> Goal | None:
     """Return the goal that a request names; None: it names none."""
     limits = Limits.of(request.min_agreement, request.min_snr)
-    labels, metric = None if request.labels is None else labels_of(request.labels), None
+    labels = labels_of(request.labels)
     if (request.metric is None) != (request.min is None):
         raise UsageError("`metric=` and `min=` go together: a function and the least that it must give")
-    if request.metric is not None:
-        metric = metric_of(request.metric, labels)
-    if labels is not None and (metric is None or not takes_labels(metric)):
+    metric = None if request.metric is None else Metric(request.metric, labels)
+    if labels is not None and (metric is None or not metric.takes_labels):
         raise UsageError("`labels=` are for a `metric=` that takes them: add one, or drop the labels")
     if limits is None and metric is None:
         return None
-    return Goal(limits, labels, metric, request.min or 0.0, called(request.metric))
+    return Goal(limits, metric, request.min or 0.0)
 
 
 def too_few(count: int) -> str:
@@ -94,30 +89,25 @@ class AccuracyEvaluator:
     """A judge of graphs, by their results on the samples against those of the model as it is, not folded."""
 
     def __init__(
-        self,
-        proto: ModelProto,
-        batches: Batches,
-        goal: Goal,
-        kinds: Mapping[str, Kind],
-        threads: int,
+        self, proto: ModelProto, batches: Batches, goal: Goal, kinds: Mapping[str, Kind], threads: int
     ) -> None:
         self.goal, self.kinds, self.threads = goal, kinds, threads
         inputs = network_inputs(proto)
-        self.outputs = [value.name for value in proto.graph.output]
         self.infos = network_outputs(proto, inputs)
         self.runs = list(single_runs(inputs, batches))
         self.samples = sum(run.real for run in self.runs)
-        if goal.labels is not None and len(goal.labels) != self.samples:
-            why = "; `limit=` takes samples by their content: drop it" * (len(goal.labels) > self.samples)
+        labels = None if goal.metric is None else goal.metric.labels
+        if labels is not None and len(labels) != self.samples:
+            why = "; `limit=` takes samples by their content: drop it" * (len(labels) > self.samples)
             raise UsageError(
-                f"{len(goal.labels)} labels were given for {self.samples} samples: give one for each, in their order{why}"
+                f"{len(labels)} labels were given for {self.samples} samples: give one for each, in their order{why}"
             )
         self.expected = self._results(proto)
-        self.reference = of_all(self.expected) if goal.metric is not None else {}
-        if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
+        self.score = 0.0 if goal.metric is None else goal.metric(self.expected, self.expected)
+        if goal.metric is not None and not self.score >= goal.least:
             raise AccuracyLost(
-                f"{goal.name} gives {value:.6g} for the float model itself, at least {goal.least:g} is asked for: quantization "
-                "isn't to blame; look at the model, the samples and how they are prepared"
+                f"{goal.metric.name} gives {self.score:.6g} for the float model itself, at least {goal.least:g} is asked for: "
+                "quantization isn't to blame; look at the model, the samples and how they are prepared"
             )
 
     def __call__(self, proto: ModelProto) -> TunedChoice:
@@ -125,27 +115,31 @@ class AccuracyEvaluator:
         old, new = iter(self.expected), iter(results)
         feeds = (run.samples for run in self.runs)
         agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, kinds=self.kinds)[""]
-        description = agreement.figures()
-        error = self._error(results)
-        missed = [] if goal.limits is None else _missed(goal.limits, description, error)
+        description, outputs = agreement.figures(), agreement.outputs
+        missed, error = list[str](), self._error(results)
+        snr = min((item.snr_db for item in outputs if not item.integers), default=math.inf)
+        limits, least = goal.limits, None if goal.limits is None else goal.limits.min_snr
+        if limits is not None:
+            missed = limits.missed(description)
+            # Those in dB have to hold less a standard error over the samples.
+            if not missed and least is not None and replace(limits, min_snr=least + error).missed(description):
+                missed = [
+                    f"{least:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"
+                ]
         measured = {name: measure(output, self.samples) for name, output in description["outputs"].items()}
         texts = [f"{name}: {text}" if len(measured) > 1 else text for name, text in measured.items() if text]
         if goal.metric is not None:
-            value = self._scored(results)
-            texts.append(f"{goal.name} {value:.6g}")
-            if not value >= goal.least:
-                missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
-        snr = min((item.snr_db for item in agreement.outputs if not item.integers), default=math.inf)
-        headroom = None
-        if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
-            apart = any(item.channels is not None for item in agreement.outputs)  # each channel by itself
-            headroom = None if apart else snr - goal.limits.min_snr - error
+            scores = Scores(goal.metric.name, self.score, goal.metric(results, self.expected), goal.least)
+            texts.append(f"{scores.name} {scores.candidate:.6g}")
+            missed += scores.missed
+        apart = any(item.channels is not None for item in outputs)  # each channel by itself
+        headroom = None if least is None or apart or not math.isfinite(snr) else snr - least - error
         return TunedChoice(snr, "; ".join(texts), tuple(missed), headroom)
 
     def _error(self, results: Sequence[Arrays]) -> float:
         """Return the standard error over the samples, in dB, of the ratio of noise and signal, of the worst output."""
         largest, count = 0.0, len(results)
-        for name in self.outputs:
+        for name in results[0]:
             old, new = ([np.asarray(arrays[name], np.float64) for arrays in each] for each in (self.expected, results))
             signal = np.array([np.square(item).sum() for item in old])
             noise = np.array([np.square(one - other).sum() for one, other in zip(old, new)])
@@ -156,29 +150,13 @@ class AccuracyEvaluator:
             largest = max(largest, 10 * math.log10(1 + deviation / ratio))
         return largest
 
-    def _scored(self, arrays: Sequence[Arrays]) -> float:
-        assert self.goal.metric is not None
-        return scored(self.goal.metric, self.goal.name, of_all(arrays), self.reference, self.goal.labels)
-
     def _results(self, proto: ModelProto) -> list[Arrays]:
         """Return what a model gives in each run."""
         proto = widen(proto)  # FP16's rounding and limits are part of the result
         session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
 
         def run(part: Run) -> Arrays:
-            try:
-                outputs = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, part.feed))))
-                return part.cut(samples_first(outputs, self.infos))
-            except Exception as error:  # ONNX Runtime's exceptions have no common base
-                raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
+            return part.cut(samples_first(run_samples(session, part.feed), self.infos))
 
         with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-tune") as pool:
             return list(pool.map(run, self.runs))
-
-
-def _missed(limits: Limits, description: Mapping[str, Any], error: float) -> list[str]:
-    """Return the limits missed. Those in dB have to hold less a standard error over the samples."""
-    missed = limits.missed(description)
-    if missed or limits.min_snr is None or not replace(limits, min_snr=limits.min_snr + error).missed(description):
-        return missed
-    return [f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"]

@@ -10,9 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-
-from onnx import ModelProto
 
 from trtopt.autotune.goal import TunedChoice
 from trtopt.autotune.selection import EQUAL
@@ -42,45 +39,23 @@ class Measured:
     described: str
 
 
-@dataclass(frozen=True)
-class Costs:
-    """The costs of leaving layers out: in time where that was measured, else in arithmetic.
-
-    Attributes:
-        work: node → multiply-accumulates.
-    """
-
-    work: Mapping[str, int]
-    measured: Measured | None = None
-
-    @property
-    def unit(self) -> str:
-        return "the share of the arithmetic" if self.measured is None else self.measured.described
-
-    def share(self, names: Iterable[str]) -> float:
-        """Return the share of the arithmetic that these do."""
-        return sum(self.work.get(name, 0) for name in names) / (sum(self.work.values()) or 1)
-
-    def __call__(self, name: str) -> float:
-        """Return what leaving a layer out costs; below 0: it is faster in floating point."""
-        if self.measured is None:
-            return self.share([name])
-        return self.measured.floating.get(name, 0.0) - self.measured.quantized.get(name, 0.0)
-
-
 @dataclass
 class Choices:
-    """The choices of one model: sets of layers that stay out of INT8; `gates` are squeeze-and-excite in INT8, in each."""
+    """The choices of one model: sets of layers that stay out of INT8.
 
-    graph: Callable[[Sequence[str]], ModelProto]
+    Attributes:
+        operators: of the nodes.
+        work: node → multiply-accumulates, whose shares are the costs where no times were measured.
+    """
+
+    evaluate: Callable[[Sequence[str]], TunedChoice]
     points: Callable[[Sequence[str]], Points]
-    operators: dict[str, str]  # of the nodes
+    operators: dict[str, str]
     noise: NoiseByPlace
-    evaluate: Callable[[Sequence[str], Callable[[], ModelProto]], TunedChoice]
-    costs: Costs
+    work: Mapping[str, int]
+    measured: Measured | None
     overrides: Sequence[Override]
     reporter: Reporter
-    gates: Sequence[str] = ()
     tried: dict[frozenset[str], TunedChoice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,14 +72,23 @@ class Choices:
         weights = sum(self.noise.weights.get(name, 0.0) for name in quantized)
         self.total_noise = weights + sum(self.noise.activations.get(name, 0.0) for name in self.all_quantized.reads)
 
+    def share(self, names: Iterable[str]) -> float:
+        """Return the share of the arithmetic that these do."""
+        return sum(self.work.get(name, 0) for name in names) / (sum(self.work.values()) or 1)
+
+    def cost(self, name: str) -> float:
+        """Return what leaving a layer out costs; below 0: it is faster in floating point."""
+        if self.measured is None:
+            return self.share([name])
+        return self.measured.floating.get(name, 0.0) - self.measured.quantized.get(name, 0.0)
+
     def judged(self, left_out: Sequence[str]) -> TunedChoice:
         """Return how one choice does, run once."""
         key = frozenset(left_out)
         if key not in self.tried:
             out = sorted(key)
-            names = [*(f"gate {name}" for name in self.gates), *out]
-            share = self.costs.share(self.points(out).quantized)
-            self.tried[key] = replace(self.evaluate(names, partial(self.graph, out)), left_out=len(out), share=share)
+            share = self.share(self.points(out).quantized)
+            self.tried[key] = replace(self.evaluate(out), left_out=len(out), share=share)
         return self.tried[key]
 
     def remaining_noise(self, left_out: Sequence[str]) -> float:
@@ -122,7 +106,7 @@ class Choices:
 
     def _search(self) -> tuple[str, ...] | None:
         """Return a few layers without which the limits hold; None: there are none."""
-        costs = {name: max(self.costs(name), LEAST) for name in self.layers}
+        costs = {name: max(self.cost(name), LEAST) for name in self.layers}
         ranked = sorted(self.layers, key=lambda name: (-self.layer_noise[name] / costs[name], name))
         first, step = self._first(ranked)
         with self.reporter.phase("looking for the layers that have to stay out", None) as phase:
@@ -161,9 +145,9 @@ class Choices:
 
     def _faster(self, left_out: tuple[str, ...]) -> tuple[str, ...]:
         """Add the layers that a GPU was measured to run faster in floating point, where that is within the limits, too."""
-        if self.costs.measured is None:
+        if self.measured is None:
             return left_out
-        gains = {name: -self.costs(name) for name in self.layers if name not in left_out and self.costs(name) < 0}
+        gains = {name: -self.cost(name) for name in self.layers if name not in left_out and self.cost(name) < 0}
         more = (*left_out, *gains)
         everything = len(more) == len(self.layers) and not self.forced
         better = sum(gains.values()) > EQUAL and not everything and not self.judged(more).missed
@@ -189,10 +173,10 @@ class Choices:
         """Say why a layer stays out."""
         noise = f"makes {self.layer_noise[name] / self.total_noise:.1%} of the noise and " if self.total_noise else ""
         time = ""
-        if (times := self.costs.measured) is not None:
+        if (times := self.measured) is not None:
             ours, other = (shares.get(name, 0.0) for shares in (times.quantized, times.floating))
             time = f"; it takes {ours:.1%} of FP16's time in INT8 and {other:.1%} in FP16"
-        return f"tuned: in INT8 it {noise}does {self.costs.share([name]):.1%} of the arithmetic{time}"
+        return f"tuned: in INT8 it {noise}does {self.share([name]):.1%} of the arithmetic{time}"
 
     def pareto_front(self) -> tuple[TunedChoice, ...]:
         """Return of what was tried what nothing else beats in both share and dB."""

@@ -11,24 +11,15 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from trtopt.builder.construction import BuildResult
 from trtopt.core.documents import Damaged, converted, plain
-from trtopt.core.errors import AccuracyLost, TrtoptError, UsageError
-from trtopt.core.progress import Reporter
-from trtopt.cuda.device import DeviceInfo
-from trtopt.data import Batches
+from trtopt.core.errors import AccuracyLost, TrtoptError
 from trtopt.engine.manifest import load_manifest
-from trtopt.evaluation.agreement import Runner, verify_all
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import sentence
-from trtopt.evaluation.timing import Times, time_in_turns
-from trtopt.evaluation.verify import session_runner
-from trtopt.graph.output_kinds import Kind
-from trtopt.runtime.session import Session
+from trtopt.evaluation.timing import Times
 
-Name = TypeVar("Name", bound=str)
 LOST = 10.0  # dB: below, an engine's results aren't those of its model
 EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better
 _ORDER = ("fp32", "fp16", "bf16", "fp8", "int8")  # from the most precise
@@ -59,9 +50,9 @@ class Candidate:
     def quantized(self) -> bool:
         return self.precision in ("int8", "fp8")
 
-    def missed(self, limits: Limits | None) -> str:
+    def missed(self, limits: Limits) -> str:
         """Say why it can't be kept within limits; "": it can, as far as that is known."""
-        if self.failed or self.accuracy is None or limits is None:
+        if self.failed or self.accuracy is None:
             return self.failed
         return "; ".join(limits.missed(self.accuracy))
 
@@ -72,8 +63,7 @@ class Candidate:
 
     def relative_time(self, other: Candidate) -> float:
         """Return how many times as long as `other` it takes: geometric mean over the profiles."""
-        ratios = [mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times)]
-        return math.exp(statistics.fmean(map(math.log, ratios)))
+        return statistics.geometric_mean(mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times))
 
 
 @dataclass(frozen=True)
@@ -107,16 +97,6 @@ class Comparison:
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {**plain(self), "speedup": self.speedup}
-
-    @classmethod
-    def load(cls, description: Mapping[str, Any]) -> Comparison | None:
-        """Read what `describe` gave; None where it can't be read, as from another version."""
-        try:
-            comparison = converted(dict(description), cls)
-        except (Damaged, UsageError):  # UsageError: limits beyond theirs
-            return None
-        times = [item.gpu_ms for candidate in comparison.candidates for item in candidate.times]
-        return comparison if all(1e-6 < item < 1e9 for item in times) else None
 
     def candidate(self, precision: str) -> Candidate:
         return next(item for item in self.candidates if item.precision == precision)
@@ -194,51 +174,10 @@ def _accuracy(candidate: Candidate, reference: str) -> str:
     return f"against {reference}: {'; '.join(said)}"
 
 
-# Measuring -------------------------------------------------------------------------------------------------------------
-
-
-def measured(
-    gpu: DeviceInfo,
-    results: Mapping[Name, BuildResult],
-    failures: Mapping[Name, str],
-    samples: Batches | None,
-    reporter: Reporter,
-    *,
-    reference: Runner | Name | None = None,
-    kinds: Mapping[str, Kind] | None = None,
-) -> Comparison:
-    """Time engines, by precision or another name, and judge them by the outputs' `kinds` where there is a `reference`."""
-    names = ", ".join(item.upper() for item in results)
-    with contextlib.ExitStack() as stack:
-        sessions = {
-            str(item): stack.enter_context(
-                Session(result.engine, device=gpu.ordinal, contexts=1, trust_host_code=True)  # built just now
-            )
-            for item, result in results.items()
-        }
-        with reporter.phase(f"timing {names} in turns"):
-            times, inputs = time_in_turns(sessions, samples or ())
-        accuracy: Mapping[str, Any] = {}
-        if reference is not None and samples is not None:
-            judged_sessions = {name: session for name, session in sessions.items() if name != reference}
-            run = session_runner(sessions[reference]) if isinstance(reference, str) else reference
-            against = reference.upper() if isinstance(reference, str) else "FP32"
-            with reporter.phase(f"comparing {', '.join(judged_sessions).upper()} with {against}"):
-                runners = {name: session_runner(session) for name, session in judged_sessions.items()}
-                agreements = verify_all(run, runners, samples, kinds=kinds or {})
-            accuracy = {name: agreement.figures() for name, agreement in agreements.items()}
-    candidates = []
-    for name, result in ((str(item), result) for item, result in results.items()):
-        figures = (round(result.seconds, 3), times[name], accuracy.get(name))
-        candidates.append(Candidate(name, result.precision_summary, *figures))
-    candidates += [Candidate(str(item), failed=why) for item, why in failures.items()]
-    return Comparison(str(gpu), inputs, None, tuple(candidates))
-
-
 def stored_comparison(output: Path) -> Comparison | None:
-    """The comparison in the manifest at `output`."""
-    try:
+    """The comparison in the manifest at `output`; None where there is none, or it can't be read, as from another version."""
+    with contextlib.suppress(TrtoptError, Damaged):
         manifest = load_manifest(output)
-    except TrtoptError:
-        return None  # no engine, or an unreadable manifest: build again
-    return Comparison.load(manifest.comparison) if manifest and manifest.comparison else None
+        if manifest is not None and manifest.comparison:
+            return converted(dict(manifest.comparison), Comparison)
+    return None

@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from trtopt.autotune.request import SensitivityRequest
 from trtopt.calibration.calibrator import calibrated
 from trtopt.calibration.importing import kept_out
@@ -27,7 +24,7 @@ from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.values import Override, Precision
 from trtopt.core.words import first_of
-from trtopt.data import open_data
+from trtopt.data import open_data, samples_of
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
@@ -38,7 +35,6 @@ from trtopt.graph.proto import tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 
-Floats = NDArray[np.float64]
 MOST = 2 / 3  # of the noise: what makes as much decides what helps
 BETTER = 0.5  # of a scale's noise: where another makes less, it is wrong
 
@@ -163,22 +159,19 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     reporter = request.reporter
     overrides = tuple(map(Override.parse, request.precision_override))
     model = load_model(request.model)
-    source: dict[str, Any] = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
-    batches = open_data(model.inputs, **source, limit=min(request.samples, request.limit or request.samples))
+    source = samples_of(request)
+    batches = open_data(model.inputs, **{**source, "limit": min(request.samples, request.limit or request.samples)})
     if request.calib is None:
-        same = ("limit", "method", "precision_override", "threads", "allow_unusual_data")
-        asked = CalibrateRequest(
-            cast("Any", model), **source, **{name: getattr(request, name) for name in same}, reporter=reporter
-        )
-        table = calibrated(asked).table
+        names = ("method", "precision_override", "threads", "allow_unusual_data", "reporter")
+        same = {name: getattr(request, name) for name in names}
+        table = calibrated(CalibrateRequest(cast("Any", model), **source, **same)).table
     else:
         table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
         table = table.with_method(request.method) if request.method not in ("auto", table.method) else table
     ready = prepare(model, overrides, samples=batches, reporter=reporter)
     if table.model["fingerprint"] != ready.fingerprint:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    folded = to_proto(to_ir_at(ready.proto, OPSET[Precision.INT8]))
-    folded = smoothed(folded, table.smoothed)
+    folded = smoothed(to_proto(to_ir_at(ready.proto, OPSET[Precision.INT8])), table.smoothed)
     ir_model = to_ir(folded)
     in_fp32 = overflowing(ir_model, table.beyond_fp16)  # by what they hold, in a build
     points = find_points(ir_model, overrides=(*overrides, *kept_out({**in_fp32, **table.left_out})), gates=table.gates)
@@ -198,11 +191,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
 
 
 def _result(
-    model: str,
-    ledger: NoiseLedger,
-    noise: Sequence[Measured],
-    whole_noise: dict[str, float],
-    counts: Mapping[str, int],
+    model: str, ledger: NoiseLedger, noise: Sequence[Measured], whole_noise: dict[str, float], counts: Mapping[str, int]
 ) -> Sensitivity:
     points = ledger.points
     if any(weight.node not in counts for weight in points.weights):

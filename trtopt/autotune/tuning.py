@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, TunedChoice, too_few
-from trtopt.autotune.search import Choices, Costs, Measured
+from trtopt.autotune.search import Choices, Measured
 from trtopt.builder.asked import spec_of
 from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
@@ -79,8 +79,6 @@ class Tuning:
         tried: how many choices were.
         cost: in what layers were weighed.
         timed: layers were weighed by their times on a GPU.
-        with_gates: the choice with squeeze-and-excite in INT8, before it is known which is faster; None: there is none, or
-            nothing is timed.
     """
 
     table: Table
@@ -93,7 +91,6 @@ class Tuning:
     cost: str
     seconds: float
     timed: bool = False
-    with_gates: Tuning | None = None
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -119,7 +116,7 @@ class Tuning:
         return f"{out}, {repairs}: {decibels}{figure}; {tried}"
 
     def to_json(self) -> dict[str, Any]:
-        description = plain({name: value for name, value in vars(self).items() if name not in ("table", "with_gates")})
+        description = plain({name: value for name, value in vars(self).items() if name != "table"})
         return {
             **description,
             "seconds": round(self.seconds, 3),
@@ -191,67 +188,29 @@ class _Judge:
     """
 
     evaluator: AccuracyEvaluator
+    subject: _TunedModel
     key: Mapping[str, Any]
     known: dict[str, TunedChoice] = field(default_factory=dict)
 
-    def __call__(self, scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> TunedChoice:
-        """Return how a choice does, by the digest of its scales and its name."""
+    def __call__(self, table: Table, left_out: Sequence[str] = ()) -> TunedChoice:
+        """Return how a choice does."""
 
         def run() -> TunedChoice:
-            return self.evaluator(graph())
+            return self.evaluator(self.subject.lowered(left_out, table))
 
-        name = sha256_json([scales, *choice])
+        name = sha256_json([table.digest, *left_out])
         if name not in self.known:
             own_code = self.evaluator.goal.metric is not None  # of which no key tells whether it changed
             self.known[name] = run() if own_code else remembered([self.key, name], "choice", TunedChoice, run)
         return self.known[name]
 
 
-@dataclass(frozen=True)
-class _Search:
-    """A search for a choice; `noise` is known where the scales have been repaired."""
+def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> list[Tuning]:
+    """Find what has to stay out of INT8 for the goal; a second choice has squeeze-and-excite in INT8, where that may be faster.
 
-    start: float
-    subject: _TunedModel
-    judge: _Judge
-    before: TunedChoice
-    noise: NoiseByPlace
-    measure: Callable[[Table, Work], Measured | None]
-    reporter: Reporter
-
-    def __call__(self, table: Table) -> Tuning:
-        """Return the best choice with these scales; AccuracyLost where there is none."""
-        subject, proto = self.subject, smoothed(self.subject.original, table.smoothed)
-        work, graph, always_out = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), subject.always_out(table)
-        costs = Costs(work, self.measure(table, work))
-        choices = Choices(
-            graph=partial(subject.lowered, table=table),
-            points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
-            operators={node.name: node.op_type for node in proto.graph.node},
-            noise=self.noise,
-            evaluate=partial(self.judge, table.digest),
-            costs=costs,
-            overrides=subject.spec.overrides,
-            reporter=self.reporter,
-            gates=table.gates,
-        )
-        left_out = choices.chosen()
-        return Tuning(
-            table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
-            samples=self.judge.evaluator.samples,
-            before=replace(self.before, share=costs.share(choices.all_quantized.quantized)),
-            whole=choices.judged(()),
-            chosen=choices.judged(left_out),
-            front=choices.pareto_front(),
-            tried=len(self.judge.known),
-            cost=costs.unit,
-            seconds=time.monotonic() - self.start,
-            timed=costs.measured is not None,
-        )
-
-
-def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
-    """Find what has to stay out of INT8 for the goal; `measure` gives times of layers, None where there are none."""
+    Args:
+        measure: gives times of layers, None where there are none.
+    """
     start, reporter = time.monotonic(), request.reporter
     scales = _given_scales(request)
     subject = _subject(request, scales)
@@ -259,28 +218,66 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     judge = _judge(request, goal, subject, key)
     table = _first_scales(request, subject, scales)
     check_scales(subject.points(to_ir(subject.original), subject.always_out(table)), table.amax)
-    before, noise = judge(table.digest, (), partial(subject.lowered, (), table)), NoiseByPlace({}, {})
+    before, noise = judge(table), NoiseByPlace({}, {})
     if before.missed:
         table, noise = _repaired(request, subject, key, table)
-    search = _Search(start, subject, judge, before, noise, measure, reporter)
-    tuning = search(table)
-    if not subject.gates or not tuning.timed:
-        return tuning
-    if subject.has_gates(table):
-        with contextlib.suppress(AccuracyLost):  # then it stays in floating point
-            return replace(tuning, with_gates=search(replace(table, gates=subject.gates)))
-        return tuning
-    reporter.note(
-        "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
-        "`gates=True`, too"
+
+    choose = partial(_chosen, start, judge, before, noise, measure, reporter)
+    tunings = [choose(table)]
+    if subject.gates and tunings[0].timed:
+        if subject.has_gates(table):
+            with contextlib.suppress(AccuracyLost):  # then it stays in floating point
+                tunings.append(choose(replace(table, gates=subject.gates)))
+        else:
+            reporter.note(
+                "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
+                "`gates=True`, too"
+            )
+    return tunings
+
+
+def _chosen(
+    start: float,
+    judge: _Judge,
+    before: TunedChoice,
+    noise: NoiseByPlace,
+    measure: Callable[[Table, Work], Measured | None],
+    reporter: Reporter,
+    table: Table,
+) -> Tuning:
+    """Return the best choice with these scales, of which `noise` is known where they were repaired; AccuracyLost where there
+    is none."""
+    subject, proto = judge.subject, smoothed(judge.subject.original, table.smoothed)
+    work, graph, always_out = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), subject.always_out(table)
+    choices = Choices(
+        evaluate=partial(judge, table),
+        points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
+        operators={node.name: node.op_type for node in proto.graph.node},
+        noise=noise,
+        work=work,
+        measured=measure(table, work),
+        overrides=subject.spec.overrides,
+        reporter=reporter,
     )
-    return tuning
+    left_out = choices.chosen()
+    return Tuning(
+        table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
+        samples=judge.evaluator.samples,
+        before=replace(before, share=choices.share(choices.all_quantized.quantized)),
+        whole=choices.judged(()),
+        chosen=choices.judged(left_out),
+        front=choices.pareto_front(),
+        tried=len(judge.known),
+        cost="the share of the arithmetic" if choices.measured is None else choices.measured.described,
+        seconds=time.monotonic() - start,
+        timed=choices.measured is not None,
+    )
 
 
 def _judge(request: BuildRequest, goal: Goal, subject: _TunedModel, key: Mapping[str, Any]) -> _Judge:
     """Return what judges choices, on the request's samples, and say what makes that doubtful."""
     model = subject.model
-    samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
+    samples = real_samples(model, request, SAMPLES if goal.metric is None else None)
     kinds = kinds_of(model, request)
     evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
     no_share = "" if request.min_agreement is None else without_share(kinds.values())
@@ -289,12 +286,12 @@ def _judge(request: BuildRequest, goal: Goal, subject: _TunedModel, key: Mapping
     judged_by = {
         **key,
         "judged": samples.describe(),
-        "goal": [plain(goal.limits), goal.labels],
+        "goal": plain(goal.limits),  # a metric's verdicts aren't kept
         "kinds": kinds,
         "spec": subject.spec.describe(),
         "generation": [subject.generation.family, subject.generation.version],
     }
-    return _Judge(evaluator, judged_by)
+    return _Judge(evaluator, subject, judged_by)
 
 
 def check_tunable(request: BuildRequest) -> None:
@@ -318,9 +315,8 @@ def _subject(request: BuildRequest, scales: Table | None) -> _TunedModel:
     prepared_by = request.preprocess
     if prepared_by is None and scales is not None and (request.images is not None or request.embed_preprocess):
         prepared_by = scales.preprocess
-    plan = plan_build(
-        replace(request, calib=None, preprocess=prepared_by, reporter=SILENT)
-    )  # which is said by the build
+    # The build says what there is to say.
+    plan = plan_build(replace(request, calib=None, preprocess=prepared_by, reporter=SILENT))
     if not any(item.floating for item in model.outputs):
         types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
         cut = ending_before(model.proto, ("ArgMax", "ArgMin", "TopK"), model.path)
@@ -372,42 +368,33 @@ def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> d
     }
 
 
-def _kept_file(key: Any, what: str) -> Path | None:
-    """Return where a later call of this key finds what this one measured; None: that can't be kept."""
-    with contextlib.suppress(OutputError):
-        return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
-    return None
+def _kept_file(key: Any, what: str) -> Path:
+    """Return where a later call of this key finds what this one measured; OutputError where that can't be kept."""
+    return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
 
 
 def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -> Content:
     """Return what an earlier call of this key measured, else what `measure` gives, which is kept unless it is None."""
-    file = _kept_file(key, what)
-    with contextlib.suppress(Damaged, OSError):
-        if file is not None and file.is_file():
-            return cast("Content", converted(read_json(file), kind))
+    with contextlib.suppress(Damaged, OutputError):  # damaged or not there
+        return cast("Content", converted(read_json(_kept_file(key, what)), kind))
     found = measure()
-    if file is not None and found is not None:
+    if found is not None:
         with contextlib.suppress(OutputError):
-            write_json(file, plain(found))
+            write_json(_kept_file(key, what), plain(found))
     return found
 
 
 def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None = None) -> CalibrateResult:
     """The scales, measured on all of the images or data; or a table with repairs by these."""
+    names = ("images", "data", "limit", "batch", "precision_override", "allow_unusual_data", "reporter")
     asked = CalibrateRequest(
         cast("Any", subject.model),
-        images=request.images,
-        data=request.data,
         preprocess=subject.preprocess,
         calib=table,
         method=table.method if table is not None and table.method in METHODS else request.method,
-        limit=request.limit,
-        batch=request.batch,
-        precision_override=request.precision_override,
         gates=bool(subject.gates) and (table is None or subject.has_gates(table)),
         repair=table is not None,
-        allow_unusual_data=request.allow_unusual_data,
-        reporter=request.reporter,
+        **{name: getattr(request, name) for name in names},
     )
     return calibrated(asked)
 
@@ -416,19 +403,18 @@ def _repaired(
     request: BuildRequest, subject: _TunedModel, key: Mapping[str, Any], scales: Table
 ) -> tuple[Table, NoiseByPlace]:
     """The table with repairs, and the noise that is left at each place; as an earlier call kept them."""
-    path = _kept_file(key, "calib.json")
-    if path is not None and path.is_file():
-        try:
+    try:
+        path = _kept_file(key, "calib.json")
+        if path.is_file():
             noise, table = converted(read_json(path.with_suffix(".noise")), NoiseByPlace), Table.load(path)
-        except (TrtoptError, Damaged) as error:
-            request.reporter.note(f"what an earlier search kept can't be used: {error}")
-        else:
             request.reporter.note("the same model was repaired on the same samples before: that is used")
             return table, noise
+    except (TrtoptError, Damaged) as error:
+        request.reporter.note(f"what an earlier search kept can't be used: {error}")
     result = _calibrated(request, subject, scales)
     assert result.repairs is not None
-    if path is not None:
-        with contextlib.suppress(OutputError):
-            write_json(path.with_suffix(".noise"), plain(result.repairs.noise))
-            result.table.save(path)
+    with contextlib.suppress(OutputError):
+        path = _kept_file(key, "calib.json")
+        write_json(path.with_suffix(".noise"), plain(result.repairs.noise))
+        result.table.save(path)
     return result.table, result.repairs.noise

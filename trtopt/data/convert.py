@@ -100,14 +100,14 @@ class Run:
         return {name: array[:real] if name in filled else array for name, array in outputs.items()}
 
 
-def single_runs(inputs: Mapping[str, TensorInfo], batches: Iterable[Arrays]) -> Iterator[Run]:
-    """Samples as a model takes them, one at a time.
+def single_runs(inputs: Mapping[str, TensorInfo], batches: Iterable[Arrays], size: int = 1) -> Iterator[Run]:
+    """Samples as a model takes them, one or `size` at a time.
 
-    Of a model whose inputs share a fixed batch, as many at a time as that holds, the last ones filled up.
+    Of a model whose inputs share a fixed batch, as many at a time as that holds; the last ones filled up.
     """
     infos = tuple(inputs.values())
-    fixed = set() if alone(infos) else {info.shape[0] for info in infos if info.shape and 0 not in info.open_axes}
-    size = int(fixed.pop()) if len(fixed) == 1 else 1
+    fixed = {1} if alone(infos) else {info.shape[0] for info in infos if info.shape and 0 not in info.open_axes}
+    size = int(fixed.pop()) if len(fixed) == 1 else size
     for batch in batches:
         arrays = {info.name: converted(batch[info.name], info.dtype, f"the input {info.name!r}") for info in infos}
         for chunk, real in chunks(arrays, size, size):

@@ -106,14 +106,9 @@ class Agreement:
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
         values = {**self.figures(), "missed": list(self.missed), "ok": self.ok}
-        known = ("engine", "engine_sha256", "ran", "metric")
+        known = ("engine", "engine_sha256", "ran", "metric", "limits", "layers")
         values |= {name: plain(value) for name in known if (value := getattr(self, name))}
-        if self.layers:
-            values["layers"] = [item.describe() for item in self.layers]
-            values["verdict"] = verdict(self.layers)
-        if self.limits is not None:
-            values["limits"] = plain(self.limits)
-        return values
+        return values | ({"verdict": verdict(self.layers)} if self.layers else {})
 
     def figures(self) -> dict[str, Any]:
         """Return what was measured, without a judgement, as `describe`."""

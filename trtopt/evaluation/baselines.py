@@ -129,8 +129,7 @@ class Torch:
             for back, result in zip(self._back, self._results):
                 back.copy_(result, non_blocking=True)
             self._stream.synchronize()
-        names = itertools.chain(self._outputs, (f"output{index}" for index in itertools.count()))
-        return {name: back.numpy().copy() for name, back in zip(names, self._back)}
+        return {name: back.numpy().copy() for name, back in zip(self._outputs, self._back)}
 
     def gpu(self, iterations: int) -> Spread:
         """GPU time of the inference alone, for the shapes prepared last."""

@@ -63,12 +63,12 @@ class BenchRow:
 
     runner: str
     batch: int
-    gpu: Spread | None
-    host: Spread | None
-    run: Spread | None
-    iterations: int
-    throughput: float | None
-    streams: int
+    gpu: Spread | None = None
+    host: Spread | None = None
+    run: Spread | None = None
+    iterations: int = 0
+    throughput: float | None = None
+    streams: int = 1
     difference: float | None = None
     note: str = ""
 
@@ -167,9 +167,7 @@ def bench(request: BenchRequest) -> BenchReport:
     if len(set(request.against)) != len(request.against):
         raise UsageError(f"`against=` names something twice: {', '.join(request.against)}")
     path = engine_to_time(
-        request,
-        "measuring",
-        "To see what it gives, without times, on the CPU: trtopt run {} … --backend onnxruntime",
+        request, "measuring", "To see what it gives, without times, on the CPU: trtopt run {} … --backend onnxruntime"
     )
     idle = clocks(request.device)
     with contextlib.ExitStack() as stack:
@@ -181,10 +179,8 @@ def bench(request: BenchRequest) -> BenchReport:
                 f"the GPU was {idle.utilization} % busy before this started: it is shared, and times may be too long"
             )
         inputs = inputs_by_size(session, request.batch)
-        baselines: list[Baseline] = []
-        for baseline in open_baselines(request, session, lambda: _source_model(session.manifest, request.model, notes)):
-            stack.callback(baseline.close)
-            baselines.append(baseline)
+        opened = open_baselines(request, session, lambda: _source_model(session.manifest, request.model, notes))
+        baselines = [stack.enter_context(contextlib.closing(baseline)) for baseline in opened]
         for arrays in inputs.values():
             session.run(arrays)  # a shape that doesn't fit is refused before anything is measured
         rows: list[BenchRow] = []
@@ -209,9 +205,8 @@ def _tuned(session: Session) -> tuple[int, ...]:
     info = next((item for item in session.inputs if item.shape), None)
     if info is None or (axis := info.batch_axis) is None:
         return (1,)
-    sizes = {opt[axis] for profile in session.profiles if (opt := profile[info.name].opt)}
-    size = info.shape[axis]
-    return tuple(sorted(sizes)) or (size if isinstance(size, int) and size > 0 else 1,)
+    tuned = [tuned_infos([info], profile)[0] for profile in session.profiles or ({},)]
+    return tuple(sorted({item.sizes[axis] for item in tuned}))
 
 
 def inputs_by_size(session: Session, batch: Sequence[int]) -> dict[int, dict[str, NDArray[Any]]]:
@@ -260,39 +255,31 @@ def _measure(
     iterations, streams = request.iterations, request.streams
     floats = inputs if session.embedded is None else session.embedded.from_pixels(inputs)
     timing = session.time(inputs, iterations, request.warmup)
-    failures: dict[str, str] = {}
     ways: dict[str, Callable[[], Mapping[str, Any]]] = {_OURS: lambda: session.run(inputs)}
+    rows: dict[str, BenchRow] = {}
     for baseline in baselines:
         try:
             baseline.prepare(floats)
         except ModelError as error:  # noqa: PERF203
-            failures[baseline.name] = str(error)
+            rows[baseline.name] = BenchRow(baseline.name, size, note=f"didn't run: {error}")
         else:
             ways[baseline.name] = lambda baseline=baseline: baseline.run(floats)  # type: ignore[misc]
     results = {name: {output: np.array(array) for output, array in way().items()} for name, way in ways.items()}
-    for way in ways.values():
-        end = time.perf_counter() + _WARM_SECONDS
-        for _ in range(request.warmup):
-            way()
-            if time.perf_counter() > end:
-                break
     measurements = {name: lambda way=way: timed(way)[0] for name, way in ways.items()}
+    in_turns(measurements, request.warmup, rounds=1, seconds=_WARM_SECONDS)
     times = in_turns(measurements, iterations, rounds=_ROUNDS, seconds=_SECONDS)
     ours = times[_OURS]
     rate = _throughput(lambda: session.run(inputs), size, streams, iterations)
-    rows = [BenchRow(_OURS, size, timing.gpu, timing.host, Spread.of(ours), len(ours), rate, streams, note=timing.note)]
-    for baseline in baselines:
-        name = baseline.name
-        if name in failures:
-            rows.append(BenchRow(name, size, None, None, None, 0, None, 1, note=f"didn't run: {failures[name]}"))
-            continue
+    spread = Spread.of(ours)
+    rows[_OURS] = BenchRow(_OURS, size, timing.gpu, timing.host, spread, len(ours), rate, streams, note=timing.note)
+    for name, baseline in ((item.name, item) for item in baselines if item.name in ways):
+        own = times[name]
         distance = difference(results[_OURS], results[name]).relative
         note = f"{baseline.note}; results {distance:.2g} of the largest away from the engine's"
-        rate = size * len(times[name]) / sum(times[name]) * 1e3
-        spread = Spread.of(times[name])
+        rate = size * len(own) / sum(own) * 1e3
         gpu = baseline.gpu(iterations) if isinstance(baseline, Torch) else None  # ONNX Runtime can't be asked
-        rows.append(BenchRow(name, size, gpu, None, spread, len(times[name]), rate, 1, distance, note))
-    return rows
+        rows[name] = BenchRow(name, size, gpu, None, Spread.of(own), len(own), rate, 1, distance, note)
+    return [rows[name] for name in (_OURS, *(item.name for item in baselines))]
 
 
 def _throughput(call: Callable[[], object], size: int, streams: int, iterations: int) -> float:

@@ -63,16 +63,15 @@ class Measure:
 
 @dataclass(frozen=True)
 class Channels:
-    """dB of each channel of boxes; None for channels that are next to zero in the reference."""
+    """dB of each channel of boxes; None for channels that are next to zero in the reference.
+
+    Attributes:
+        lowest: the channel with the lowest; None where none carries signal.
+    """
 
     axis: int
     snr_db: tuple[float | None, ...]
-
-    @property
-    def lowest(self) -> int | None:
-        """The channel with the lowest; None where none carries signal."""
-        pairs = [(value, number) for number, value in enumerate(self.snr_db) if value is not None]
-        return min(pairs)[1] if pairs else None
+    lowest: int | None
 
 
 def measure(output: Mapping[str, Any], samples: int, least: float = 1.0) -> str:
@@ -261,7 +260,8 @@ def _boxes(parts: Sequence[_Box]) -> Figures:
         carries &= ~group | (peak >= weak * peak[group].max(initial=0.0))
     values = tuple(float(value) if live else None for value, live in zip(in_db(energy, noise.sum(0)), carries))
     ratios = in_db(energy[carries] / len(noise), noise[:, carries])
-    return {"channels": Channels(parts[0][0], values)}, {"snr_db": ratios.min(1)} if carries.any() else {}
+    lowest = min(((value, number) for number, value in enumerate(values) if value is not None), default=(0.0, None))[1]
+    return {"channels": Channels(parts[0][0], values, lowest)}, {"snr_db": ratios.min(1)} if carries.any() else {}
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int:

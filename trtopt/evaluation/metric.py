@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,48 @@ from trtopt.data.rebatch import Arrays
 from trtopt.frontend.factories import named, own_imports
 
 REFERENCE = "reference"  # an argument of the function
-Metric = Callable[..., float]
-Outputs = Mapping[str, Any]
 
 
-def called(metric: Any) -> str:
-    """Return the name of what a request gives as `metric`; "" of None."""
-    return metric if isinstance(metric, str) else getattr(metric, "__qualname__", str(metric or ""))
+class Metric:
+    """A function, or the one that "module:function" names, or "path/to/FILE.py:function"; with the classes of the samples.
+
+    Attributes:
+        name: as messages have it.
+        takes_labels: it has an argument for them.
+    """
+
+    def __init__(self, given: Any, labels: Sequence[int] | None) -> None:
+        self.name = given if isinstance(given, str) else getattr(given, "__qualname__", str(given))
+        self.labels = labels
+        self._function: Callable[..., float] = given if callable(given) else _imported(given)
+        try:
+            parameters = list(inspect.signature(self._function).parameters.values())
+        except (TypeError, ValueError):  # in C, without a signature
+            parameters = []
+        needed = {item.name for item in parameters if item.default is item.empty}
+        self._takes_reference = any(item.name == REFERENCE for item in parameters)
+        self.takes_labels = len(needed - {REFERENCE}) > 1
+        if labels is None and self.takes_labels:
+            raise UsageError(f"`metric='{self.name}'` takes labels as well: add `labels='FILE'`")
+
+    def __call__(self, results: Sequence[Arrays], reference: Sequence[Arrays]) -> float:
+        """Return what it gives for results of all samples, in batches, and for those of the float model."""
+        outputs = _of_all(results)
+        labels = [np.array(self.labels)] if self.takes_labels else []
+        keywords = {REFERENCE: _of_all(reference)} if self._takes_reference else {}
+        try:
+            return float(self._function(outputs, *labels, **keywords))
+        except (Exception, SystemExit) as error:  # the user's own function may raise anything
+            shapes = ", ".join(
+                f"{name} {f'list of {len(item)}' if isinstance(item, list) else item.shape}"
+                for name, item in outputs.items()
+            )
+            raise UsageError(
+                f"`metric='{self.name}'` failed on {{{shapes}}}: {type(error).__name__}: {error}"
+            ) from error
 
 
-def metric_of(given: Any, labels: Sequence[int] | None) -> Metric:
-    """Return a function, or the one that "module:function" names, or "path/to/FILE.py:function"."""
-    function: Metric = given if callable(given) else _imported(given)
-    if labels is None and takes_labels(function):
-        raise UsageError(f"`metric='{called(given)}'` takes labels as well: add `labels='FILE'`")
-    return function
-
-
-def _imported(text: str) -> Metric:
+def _imported(text: str) -> Callable[..., float]:
     """Import a function; the current folder's modules count, too."""
     try:
         with importing, own_imports():
@@ -53,8 +77,10 @@ def _imported(text: str) -> Metric:
     return function  # type: ignore[no-any-return]
 
 
-def labels_of(labels: Any) -> tuple[int, ...]:
-    """Return classes of samples: numbers, or a file of them."""
+def labels_of(labels: Any) -> tuple[int, ...] | None:
+    """Return classes of samples: numbers, or those in a file; None of None."""
+    if labels is None:
+        return None
     if not isinstance(labels, (str, os.PathLike)):
         try:
             return tuple(map(operator.index, labels))
@@ -69,37 +95,7 @@ def labels_of(labels: Any) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _arguments(metric: Metric) -> set[str]:
-    """Return the names of those that it needs, and `REFERENCE` wherever it takes that."""
-    try:
-        parameters = inspect.signature(metric).parameters.values()
-    except (TypeError, ValueError):  # in C, without a signature
-        return set()
-    return {item.name for item in parameters if item.default is item.empty or item.name == REFERENCE}
-
-
-def takes_labels(metric: Metric) -> bool:
-    """Return whether it has an argument for them."""
-    return len(_arguments(metric) - {REFERENCE}) > 1
-
-
-def scored(metric: Metric, name: str, outputs: Outputs, reference: Outputs, labels: Sequence[int] | None) -> float:
-    """Call the function called `name` on these outputs."""
-    arguments: list[Any] = [outputs]
-    keywords = {REFERENCE: reference} if REFERENCE in _arguments(metric) else {}
-    if takes_labels(metric):
-        arguments.append(np.array(labels))
-    try:
-        return float(metric(*arguments, **keywords))
-    except (Exception, SystemExit) as error:  # the user's own function may raise anything
-        shapes = ", ".join(
-            f"{name} {f'list of {len(item)}' if isinstance(item, list) else item.shape}"
-            for name, item in arguments[0].items()
-        )
-        raise UsageError(f"`metric='{name}'` failed on {{{shapes}}}: {type(error).__name__}: {error}") from error
-
-
-def of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
+def _of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
     """Return the outputs of all samples: arrays, or lists with one for each sample where these differ in shape."""
     outputs: dict[str, Any] = {}
     for name in arrays[0]:

@@ -13,6 +13,7 @@ sample's own dB are taken against that mean.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,8 +125,6 @@ class OutputAgreement:
         values = plain(self) | {"top1_agreement": self.top1}
         values["samples"] = values.pop("spread")
         del values["name"]
-        if self.channels is not None:
-            values["channels"]["lowest"] = self.channels.lowest
         return dict(values)
 
 
@@ -231,16 +230,9 @@ class OutputSums:
         with np.errstate(invalid="ignore", over="ignore"):
             difference = np.abs(a - b)
             largest = difference.max(1, initial=0.0)
-            self._rows.append(
-                np.stack(
-                    [
-                        *(np.square(values).sum(1) for values in (a, difference, b)),
-                        (a * b).sum(1),
-                        np.where(np.isnan(largest), np.inf, largest),
-                        np.abs(a).max(1, initial=0.0),
-                    ]
-                )
-            )
+            largest = np.where(np.isnan(largest), np.inf, largest)
+            sums = [np.square(values).sum(1) for values in (a, difference, b)]
+            self._rows.append(np.stack([*sums, (a * b).sum(1), largest, np.abs(a).max(1, initial=0.0)]))
             if self._integers:
                 exact, other = old, new
             self._parts.append(self._measure.part(exact, other, real, self._parts))
@@ -276,18 +268,16 @@ class OutputSums:
         self, names: Sequence[str], samples: Mapping[str, Floats], near_zero: NDArray[np.bool_]
     ) -> SampleSpread:
         figure = "cosine" if "cosine" in samples else "snr_db"
-        same = samples.get("agreement", np.ones(1))
+        same = samples.get("agreement", np.ones(len(near_zero)))
         if (same < 1).any() and (self._integers or samples["parts"].max() > 1):
             figure = "agreement"
         elif near_zero.all():
             figure = "max_abs"
         values = samples[figure]
-        keys = [samples["snr_db"], -values if figure == "max_abs" else values]  # the last one decides first
-        if "agreement" in samples:
-            keys.append(same)
+        keys = [samples["snr_db"], -values if figure == "max_abs" else values, same]  # the last one decides first
         differs = values < 1 if figure == "agreement" else samples["max_abs"] > 0
-        numbers = values[~np.isnan(values)]
-        lowest, median = (float(numbers.min()), _median(numbers)) if numbers.size else (math.nan, math.nan)
+        numbers = values[~np.isnan(values)].tolist() or [math.nan]
+        lowest, median = min(numbers), statistics.median_low(numbers)  # the middle's mean would be NaN for -inf and inf
         worst = []
         order = [int(row) for row in np.lexsort(keys) if differs[row]]
         if figure != "max_abs":
@@ -296,8 +286,3 @@ class OutputSums:
             own = {name: float(samples[name][row]) if name in samples else None for name in _FIGURES}
             worst.append(SampleAgreement(names[row], **own, near_zero=bool(near_zero[row])))  # type: ignore[arg-type]
         return SampleSpread(figure, lowest, median, tuple(worst))
-
-
-def _median(values: Floats) -> float:
-    """Return the median, of an even number the lower one in the middle: the mean of the two would be NaN for -inf and inf."""
-    return float(np.sort(values)[(len(values) - 1) // 2])

@@ -15,7 +15,7 @@ makes of them is what the engine should have.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,15 +25,16 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from trtopt.core.documents import Described
-from trtopt.core.errors import DataError, UsageError
+from trtopt.core.errors import UsageError
+from trtopt.data.convert import single_runs
 from trtopt.data.difference import in_db
-from trtopt.data.rebatch import Arrays, alone, chunks, laid_out
+from trtopt.data.rebatch import Arrays
 from trtopt.evaluation.measures import decibels
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.embed import embedded_in
-from trtopt.graph.proto import infer_shapes, refill, whole_copy
-from trtopt.ort.sessions import as_taken, open_session
+from trtopt.graph.proto import inferred_values, refill, whole_copy
+from trtopt.ort.sessions import open_session, run_samples
 
 SAMPLES = 8
 GOOD = 20.0  # dB: an error of a tenth of the signal
@@ -115,18 +116,17 @@ def compare_layers(
         DataError, ModelError: ONNX Runtime can't run them.
     """
     old, new = map(_fp32, (reference, candidate))
-    kinds, pairs, cut = _kinds(old), _pairs(old, new), new
-    if engine is not None:
-        pairs, cut = {name: name for name, other in pairs.items() if name == other}, old
+    kinds, cut = _kinds(old), new if engine is None else old
+    pairs = {name: other for name, other in _pairs(kinds, new).items() if engine is None or name == other}
     exact, pieces = _opened(old, dict.fromkeys(pairs.values())), _opened(_cut(cut, pairs, kinds), pairs)
-    run = engine or partial(_run, _opened(new, pairs))
+    run = engine or partial(run_samples, _opened(new, pairs))
     preprocessing = None if engine else embedded_in(candidate)
     # Of each tensor the powers of signal and noise: with all that came before, of the node alone, and of what becomes of errors
     # one node and two before it.
     powers = {name: np.zeros((2 + HOPS, 2)) for name in pairs}
     nonfinite = dict.fromkeys(pairs, 0)  # by the node's own fault
-    for chunk in _chunks(old, batches, size):
-        tensors = _run(exact, chunk) | chunk
+    for chunk in (part.feed for part in single_runs(network_inputs(old), batches, size)):
+        tensors = run_samples(exact, chunk) | chunk
         inputs = chunk if preprocessing is None else preprocessing.to_pixels(chunk)
         results = run(inputs)
         before = results if engine else {name: tensors[other] for name, other in pairs.items()}
@@ -164,12 +164,12 @@ def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ..
     Raises:
         UsageError: there are none.
     """
-    return tuple(name for name, other in _pairs(_fp32(reference), _fp32(graph)).items() if name == other)
+    return tuple(name for name, other in _pairs(_kinds(_fp32(reference)), _fp32(graph)).items() if name == other)
 
 
 def _given(pieces: Any, inputs: Arrays, tensors: Arrays) -> Arrays:
     """Return what each node of a graph in pieces makes of these tensors."""
-    return _run(pieces, {**inputs, **{f"{name}{_STAND_IN}": array for name, array in tensors.items()}})
+    return run_samples(pieces, {**inputs, **{f"{name}{_STAND_IN}": array for name, array in tensors.items()}})
 
 
 def _powers(signal: Array, result: Array) -> NDArray[np.float64]:
@@ -198,10 +198,9 @@ def _fp32(proto: ModelProto) -> ModelProto:
     return widen(proto) if has_half(proto) else whole_copy(proto)
 
 
-def _pairs(old: ModelProto, new: ModelProto) -> dict[str, str]:
-    """Floating tensor of the candidate → the reference's."""
-    kinds, own = _kinds(old), _kinds(new)
-    pairs = {}
+def _pairs(kinds: Mapping[str, int], new: ModelProto) -> dict[str, str]:
+    """Floating tensor of the candidate → the reference's, whose types are `kinds`."""
+    own, pairs = _kinds(new), dict[str, str]()
     for name in (name for node in new.graph.node for name in node.output if name):
         other = name if name in kinds else name.removesuffix(_BEHIND)
         if kinds.get(other) in _FLOATS and own.get(name) in _FLOATS:
@@ -219,43 +218,19 @@ def _opened(proto: ModelProto, names: Iterable[str]) -> Any:
     return open_session(proto, outputs=outputs, optimize=False, purpose="comparing layers")
 
 
-def _chunks(reference: ModelProto, batches: Sequence[Arrays], size: int) -> Iterator[dict[str, Array]]:
-    """The samples, so many at a time as the reference says, or `size`."""
-    infos = [info for name, info in network_inputs(reference).items() if name in batches[0]]
-    fixed = (info.shape[0] for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0)
-    size = 1 if alone(infos) else int(next(fixed, size))
-    for batch in batches:
-        for chunk, _ in chunks({info.name: batch[info.name] for info in infos}, size, size):
-            yield laid_out(chunk, infos)
-
-
 def _kinds(proto: ModelProto) -> dict[str, int]:
     """Tensor → its type, as far as ONNX's inference knows it."""
-    graph = infer_shapes(proto).graph
-    values = (*graph.input, *graph.value_info, *graph.output)
-    return {value.name: value.type.tensor_type.elem_type for value in values if value.type.HasField("tensor_type")}
+    return {name: value.type.tensor_type.elem_type for name, value in inferred_values(proto).items()}
 
 
 def _cut(candidate: ModelProto, pairs: Mapping[str, str], kinds: Mapping[str, int]) -> ModelProto:
     """Return a graph whose nodes read inputs that stand for the tensors of both graphs."""
-    inputs = set()
-    model = ModelProto()
-    model.CopyFrom(candidate)
+    model = whole_copy(candidate)
     for node in model.graph.node:
-        for index, name in enumerate(node.input):
-            if name in pairs:
-                node.input[index] = f"{name}{_STAND_IN}"
-                inputs.add(name)
-    for name in sorted(inputs):
+        node.input[:] = [f"{name}{_STAND_IN}" if name in pairs else name for name in node.input]
+    read = {name for node in candidate.graph.node for name in node.input}
+    for name in sorted(read & pairs.keys()):
         model.graph.input.append(helper.make_tensor_value_info(f"{name}{_STAND_IN}", kinds[pairs[name]], None))
     del model.graph.value_info[:]
     refill(model.graph.output, [helper.make_empty_tensor_value_info(name) for name in pairs])
     return model
-
-
-def _run(session: Any, feed: Arrays) -> dict[str, NDArray[Any]]:
-    names = [item.name for item in session.get_outputs()]
-    try:
-        return dict(zip(names, session.run(names, as_taken(session, feed))))
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise DataError(f"ONNX Runtime can't run the models on these samples: {error}") from error

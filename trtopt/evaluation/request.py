@@ -26,11 +26,7 @@ class VerifyRequest:
         metadata=about(help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path)
     )
     candidate: str | os.PathLike[str] | ModelProto | Runner = field(
-        metadata=about(
-            help="What build --save-onnx wrote, or an engine.",
-            metavar="CANDIDATE",
-            typed=Path,
-        )
+        metadata=about(help="What build --save-onnx wrote, or an engine.", metavar="CANDIDATE", typed=Path)
     )
     batches: Any = None  # as `data`, by position
     labels: Any = shared.labels(help="True classes, one number a line, in the order of the samples.")

@@ -6,9 +6,10 @@ import functools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from trtopt.core.values import Profile, TensorInfo, x
@@ -29,15 +30,11 @@ class Times:
 
     Attributes:
         shapes: input → "32x3x224x224".
-        gpu_ms: median of the rounds' medians; `low` and `high` are the fastest and slowest round.
-        cuda_graph: a CUDA graph was replayed; else each inference was enqueued.
+        gpu_ms: median of the rounds' medians.
     """
 
     shapes: Mapping[str, str]
-    gpu_ms: float
-    low: float
-    high: float
-    cuda_graph: bool
+    gpu_ms: Annotated[float, Meta(gt=1e-6, lt=1e9)]
 
 
 def time_in_turns(
@@ -52,17 +49,13 @@ def time_in_turns(
         inputs, origin = at_opt(first.inputs, profile, map(first.taken, samples))
         origins.add(origin)
         shapes = {name: x(array.shape) for name, array in inputs.items()}
-        graphs: dict[str, bool] = {}
         ways: dict[str, Callable[[], float]] = {}
         for name, session in sessions.items():
             trial = functools.partial(session.time, session.taken(inputs))
-            timing = trial(3, 3)
-            graphs[name] = timing.cuda_graph
-            count = int(np.clip(_ROUND_MS / max(timing.gpu.median, 1e-4), 3, 200))
+            count = int(np.clip(_ROUND_MS / max(trial(3, 3).gpu.median, 1e-4), 3, 200))
             ways[name] = lambda trial=trial, count=count: trial(count, 3).gpu.median  # type: ignore[misc]
         for name, medians in in_turns(ways, _ROUNDS, rounds=_ROUNDS).items():
-            middle = statistics.median(medians)
-            times[name].append(Times(shapes, middle, min(medians), max(medians), graphs[name]))
+            times[name].append(Times(shapes, statistics.median(medians)))
     return {name: tuple(each) for name, each in times.items()}, " and ".join(sorted(origins))
 
 
@@ -116,19 +109,12 @@ def layer_shares(
 def by_node(times: LayerTimes, work: Mapping[str, int]) -> dict[str, float]:
     """Milliseconds of each node with products. The nodes of a layer share its time by their work, and those that no layer
     names share that of the layers with products, or whole regions, that name none."""
+    shared = [([node for node in layer.nodes if work.get(node)], layer) for layer in times.layers]
+    named_nodes = {node for nodes, _ in shared for node in nodes}
+    whole = [layer for nodes, layer in shared if not nodes and (layer.kind != "other" or REGION in layer.name)]
+    unnamed_nodes = [node for node in work if node not in named_nodes]
     milliseconds = dict.fromkeys(work, 0.0)
-    hidden_ms = 0.0
-    named_nodes: set[str] = set()
-    for layer in times.layers:
-        nodes = [node for node in layer.nodes if work.get(node)]
-        named_nodes |= set(nodes)
-        if nodes:
-            total = sum(work[node] for node in nodes)
-            for node in nodes:
-                milliseconds[node] += layer.ms * work[node] / total
-        elif layer.kind != "other" or REGION in layer.name:
-            hidden_ms += layer.ms
-    unnamed_nodes = {node: work[node] for node in work if node not in named_nodes}
-    for node, count in unnamed_nodes.items():
-        milliseconds[node] += hidden_ms * count / sum(unnamed_nodes.values())
+    for nodes, ms in [*((nodes, layer.ms) for nodes, layer in shared), (unnamed_nodes, sum(item.ms for item in whole))]:
+        for node in nodes:
+            milliseconds[node] += ms * work[node] / sum(work[other] for other in nodes)
     return milliseconds

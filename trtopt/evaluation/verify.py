@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from trtopt.core.shapes import outside
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Kind, TensorInfo
 from trtopt.cuda.device import probe
-from trtopt.data import named_batches, open_data
-from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, rebatched, samples_first
+from trtopt.data import named_batches, open_data, samples_of
+from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, rebatched, samples_first, samples_in
 from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.agreement import Agreement, Runner, Scores, verify_all
 from trtopt.evaluation.limits import Limits, without_share
-from trtopt.evaluation.metric import Metric, called, labels_of, metric_of, of_all, scored, takes_labels
+from trtopt.evaluation.metric import Metric, labels_of
 from trtopt.evaluation.per_layer import SAMPLES as LAYER_SAMPLES, LayerAgreement, compare_layers, tensors_of_engine
 from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import Model, load_model
@@ -60,33 +60,25 @@ def verify(request: VerifyRequest) -> Agreement:
     limits = Limits.of(request.min_agreement, request.min_snr)
     if request.batches is not None and (request.images is not None or request.data is not None):
         raise UsageError("batches are given, and `images=` or `data=` besides: choose one")
-    labels = None if request.labels is None else labels_of(request.labels)
-    metric = None if request.metric is None else metric_of(request.metric, labels)
+    labels = labels_of(request.labels)
+    metric = None if request.metric is None else Metric(request.metric, labels)
     sides = _sides(request)
-    model = load_model(sides.reference, lazy=True)
-    batches = _Recorder(_batches(request, model.inputs), LAYER_SAMPLES if request.per_layer else 0)
-    agreement = _compared(request, sides, model, batches, labels, metric)
+    agreement, (*_, engine) = _compared(request, sides, labels, metric), sides
     if request.min_agreement is not None and (warning := without_share(item.kind for item in agreement.outputs)):
         request.reporter.warn(warning)
     return replace(
         agreement,
         limits=limits,
-        engine="" if sides.engine is None else str(sides.engine),
-        engine_sha256="" if sides.engine is None else sha256_file(sides.engine),
-        layers=_layers(request, sides, list(rebatched(batches.first, LAYER_SAMPLES))) if request.per_layer else (),
+        engine="" if engine is None else str(engine),
+        engine_sha256="" if engine is None else sha256_file(engine),
     )
 
 
 # The two sides -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Sides:
-    """An ONNX model, and a model or a function that is compared with it; of an engine, its graph where that is needed."""
-
-    reference: Any
-    graph: Any
-    engine: Path | None
+_Sides = tuple[Model, Any, "Path | None"]
+"""An ONNX model; a model or function that is compared with it, of an engine its graph where that is needed; the engine."""
 
 
 def _sides(request: VerifyRequest) -> _Sides:
@@ -96,8 +88,9 @@ def _sides(request: VerifyRequest) -> _Sides:
     if engine_file(reference) is not None and engine_file(graph) is None:
         reference, graph = graph, reference
     engine, gpu = engine_file(graph), probe()
-    if engine is not None and (not gpu or request.per_layer):
-        graph = _graph_of(engine, "to compare tensors" if gpu else f"here, where it can't run ({gpu.reason})")
+    if engine is not None:
+        why = "to compare tensors" if gpu else f"here, where it can't run ({gpu.reason})"
+        graph = _graph_of(engine, why) if request.per_layer or not gpu else None
     if (other := engine_file(reference)) is not None:
         model_file = kept_graph(other) or "MODEL.onnx"
         raise UsageError(
@@ -105,7 +98,8 @@ def _sides(request: VerifyRequest) -> _Sides:
         )
     if request.per_layer and callable(graph):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
-    return _Sides(reference, graph, engine)
+    loaded = graph if graph is None or callable(graph) else load_model(graph, lazy=True)
+    return load_model(reference, lazy=True), loaded, engine
 
 
 def engine_file(candidate: Any) -> Path | None:
@@ -139,78 +133,70 @@ def kinds_of(model: Model, request: Any) -> dict[str, Kind]:
 
 
 def _compared(
-    request: VerifyRequest,
-    sides: _Sides,
-    model: Model,
-    batches: _Recorder,
-    labels: tuple[int, ...] | None,
-    metric: Metric | None,
+    request: VerifyRequest, sides: _Sides, labels: tuple[int, ...] | None, metric: Metric | None
 ) -> Agreement:
     """Run both on all samples; the agreement says what the candidate's results came from, and what the metric gives."""
-    reference = OnnxRunner(sides.reference, optimize=False, threads=request.threads, gpu=True)
-    run = by_samples(reference, model.inputs, model.outputs)
+    model = sides[0]
+    batches = _batches(request, model.inputs)
+    reference = by_samples(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
+    first = list[Arrays]()  # samples, which tensors are compared on
     before, after = list[Arrays](), list[Arrays]()  # results, which only a metric needs
+
+    def run(batch: Arrays) -> Arrays:
+        if request.per_layer and (lacking := LAYER_SAMPLES - sum(map(samples_in, first))):
+            first.append({name: array[:lacking] for name, array in batch.items()})
+        return reference(batch)
+
     with contextlib.ExitStack() as stack:
-        other, place = _candidate(stack, request, sides, model)
-        if metric is not None:
-            run, other = _keeping(run, before), _keeping(other, after)
-        true = None if metric is not None and takes_labels(metric) else labels
+        other, place = _candidate(stack, request, sides)
+        runs = (run, other) if metric is None else (_keeping(run, before), _keeping(other, after))
+        true = None if metric is not None and metric.takes_labels else labels
         try:
-            found = verify_all(run, {"": other}, batches, true, kinds=kinds_of(model, request))[""]
+            found = verify_all(runs[0], {"": runs[1]}, batches, true, kinds=kinds_of(model, request))[""]
         except DataError:
-            refuse_damaged(load_model(sides.reference).proto, "the reference")
+            refuse_damaged(model.proto, "the reference")
             raise
-    if metric is None:
-        return replace(found, ran=place)
-    expected, name = of_all(before), called(request.metric)
-    old, new = (scored(metric, name, of_all(each), expected, labels) for each in (before, after))
-    return replace(found, ran=place, metric=Scores(name, old, new, request.min))
+    if metric is not None:
+        old, new = (metric(results, before) for results in (before, after))
+        found = replace(found, metric=Scores(metric.name, old, new, request.min))
+    layers = _layers(request, sides, list(rebatched(first, LAYER_SAMPLES))) if request.per_layer else ()
+    return replace(found, ran=place, layers=layers)
 
 
-def _candidate(stack: contextlib.ExitStack, request: VerifyRequest, sides: _Sides, model: Model) -> tuple[Runner, str]:
+def _candidate(stack: contextlib.ExitStack, request: VerifyRequest, sides: _Sides) -> tuple[Runner, str]:
     """Open the candidate; return it as a function of the model's own inputs, and what an engine's results come from."""
-    graph, engine, gpu = sides.graph, sides.engine, probe()
+    (model, graph, engine), gpu = sides, probe()
     if engine is not None and gpu:
-        tensors = f"; its tensors: another build of {graph}, with these as outputs" * request.per_layer
+        tensors = f"; its tensors: another build of {graph.path}, with these as outputs" if request.per_layer else ""
         session = stack.enter_context(Session(engine, contexts=1))
         return session_runner(session), f"{engine} on {gpu.devices[0]}{tensors}"
     if callable(graph):
-        return by_samples(graph, model.inputs, model.outputs), ""
+        return by_samples(graph, model), ""
+    preprocessing = embedded_in(graph.proto)
     runner = OnnxRunner(graph, optimize=False, threads=request.threads)
-    preprocessing = embedded_in(load_model(graph, lazy=True).proto)
-    prepared = runner if preprocessing is None else lambda batch: runner(preprocessing.to_pixels(batch))
-    run = by_samples(prepared, model.inputs, model.outputs)
+    run = by_samples(runner if preprocessing is None else lambda batch: runner(preprocessing.to_pixels(batch)), model)
     if engine is None:
         return run, ""
-    place = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {gpu.reason}"
-    return _within(engine, run, model.inputs), place
-
-
-def _within(engine: Path, run: Runner, inputs: Sequence[TensorInfo]) -> Runner:
-    """`run` of such samples as the engine itself takes."""
     manifest = load_manifest(engine)
     profiles = () if manifest is None or manifest.embedded else manifest.ranges  # if embedded, of pixels
 
-    def checked(batch: Arrays) -> Arrays:
-        if problem := outside(profiles, inputs, batch):
+    def within(batch: Arrays) -> Arrays:  # such samples as the engine itself takes
+        if problem := outside(profiles, model.inputs, batch):
             raise UsageError(f"{problem}: give others, or build it with other `shapes=`")
         return run(batch)
 
-    return checked
+    return within, f"{graph.path}, the graph that {engine} was built from, in ONNX Runtime: {gpu.reason}"
 
 
 def session_runner(session: Session) -> Runner:
     """The engine, of the model's own inputs, with samples first in all."""
-
-    def run(batch: Arrays) -> Arrays:
-        return session.run_batches(session.taken(batch))
-
-    return by_samples(run, session.inputs, session.outputs)
+    return by_samples(lambda batch: session.run_batches(session.taken(batch)), session)
 
 
-def by_samples(run: Runner, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> Runner:
-    """`run`, which has these inputs and outputs, with samples along all first axes: one at a time where inputs have them
-    elsewhere. An output that has none stays as it is."""
+def by_samples(run: Runner, model: Model | Session) -> Runner:
+    """`run`, which has this model's inputs and outputs, with samples along all first axes: one at a time where inputs have
+    them elsewhere. An output that has none stays as it is."""
+    inputs, outputs = model.inputs, model.outputs
     if not alone(inputs):
         counted = [info for info in outputs if info.batch_axis is not None]
         return (lambda batch: samples_first(run(batch), counted)) if alone(counted) else run
@@ -229,8 +215,7 @@ def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
     """Batches as they are; what else `open_data` takes, opened."""
     batches: Any = request.batches
     if batches is None:
-        how = {name: getattr(request, name) for name in ("images", "data", "preprocess", "limit", "batch")}
-        return open_data(inputs, **how, reporter=request.reporter)
+        return open_data(inputs, **samples_of(request), batch=request.batch, reporter=request.reporter)
     if isinstance(batches, (str, os.PathLike, Mapping)) or hasattr(batches, "__array__"):
         return open_data(inputs, data=batches)
     if hasattr(batches, "names"):
@@ -238,34 +223,16 @@ def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
     return (samples_first(batch, inputs) if alone(inputs) else batch for batch in named_batches(batches, inputs))
 
 
-class _Recorder:
-    """Batches, of which the first `keep` samples are kept."""
-
-    def __init__(self, batches: Iterable[Arrays], keep: int) -> None:
-        self.batches, self.keep, self.first = batches, keep, list[Arrays]()
-
-    @property
-    def names(self) -> Sequence[str]:
-        return getattr(self.batches, "names", ())
-
-    def __iter__(self) -> Iterator[Arrays]:
-        count = 0
-        for batch in self.batches:
-            if count < self.keep:
-                self.first.append({name: array[: self.keep - count] for name, array in batch.items()})
-                count += len(next(iter(self.first[-1].values())))
-            yield batch
-
-
 # Tensor by tensor ----------------------------------------------------------------------------------------------------------
 
 
 def _layers(request: VerifyRequest, sides: _Sides, samples: Sequence[Arrays]) -> tuple[LayerAgreement, ...]:
     """Compare tensor by tensor: the graphs; of an engine on a GPU another build of it, with its tensors as outputs."""
-    reference, graph = load_model(sides.reference).proto, load_model(sides.graph).proto
-    if sides.engine is None or not probe():
+    model, candidate, engine = sides
+    reference, graph = model.proto, candidate.proto
+    if engine is None or not probe():
         return compare_layers(reference, graph, samples)
-    manifest, preprocessing = load_manifest(sides.engine), embedded_in(graph)
+    manifest, preprocessing = load_manifest(engine), embedded_in(graph)
     assert manifest is not None  # it names the graph
     tensors = tensors_of_engine(reference, graph)
     with scratch() as folder:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.core.errors import DataError, ModelError
-from trtopt.core.files import existing_file
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import Arrays, Call, alone, chunks, joined
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs, network_outputs
-from trtopt.graph.io import load_model
+from trtopt.graph.io import Model, load_model
+from trtopt.graph.proto import in_memory
 from trtopt.ort.sessions import OnnxSession
 
 # ONNX Runtime's name of an input type → NumPy's. FP16 and BF16 never appear: such models are widened first.
@@ -42,20 +42,20 @@ class OnnxRunner:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | ModelProto,
+        model: str | os.PathLike[str] | ModelProto | Model,
         *,
         optimize: bool,
         threads: int | None = None,
         gpu: bool = False,
     ) -> None:
-        self._what = f"the model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)
-        # load_model says what is wrong with a file by name, which ONNX Runtime often doesn't.
         if isinstance(model, ModelProto):
-            proto, as_it_is = model, False
-        else:
-            loaded = load_model(model)
-            proto, as_it_is = loaded.proto, not loaded.mended and not has_half(loaded.proto)
-        ready = existing_file(model, "the model") if as_it_is else widen(proto)
+            proto, path, as_it_is = model, None, False
+        else:  # load_model says what is wrong with a file by name, which ONNX Runtime often doesn't
+            loaded = load_model(cast("Any", model))
+            proto, path = loaded.proto, loaded.path
+            as_it_is = not loaded.mended and not has_half(proto)
+        self._what = str(path or f"the model {proto.graph.name!r}")
+        ready = path if path is not None and as_it_is else widen(in_memory(proto))
         self._session = OnnxSession(ready, threads=threads, optimize=optimize, gpu=gpu)
         taken = network_inputs(proto)
         self._batch = None if alone(taken.values()) else self._session.batch

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
-from trtopt.core.errors import ModelError, require
+from trtopt.core.errors import DataError, ModelError, require
 from trtopt.core.files import whole, write_bytes
 from trtopt.core.host import cores
 from trtopt.core.library_output import quiet
@@ -183,6 +183,15 @@ def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
         for name, array in feed.items()
         if name in types
     }
+
+
+def run_samples(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return all outputs of a session for what it takes of `feed`; DataError where it can't be run on that."""
+    names = [item.name for item in session.get_outputs()]
+    try:
+        return dict(zip(names, session.run(names, as_taken(session, feed))))
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
 
 
 class OnnxSession:

@@ -46,7 +46,7 @@ class OnnxSlot:
         fixed = {item.name: ShapeRange(*[item.shape] * 3) for item in inputs}
         profiles = tuple({**{name: fixed[name] for name in fixed if name not in given}, **given} for given in ranges)
         self.signature = Signature(inputs, outputs, profiles)
-        self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
+        self._runner: OnnxRunner | None = OnnxRunner(graph, optimize=not is_quantized(graph.proto), threads=threads)
 
     stream_ptr = 0  # there is none
 
