@@ -185,6 +185,14 @@ def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
     }
 
 
+def run_session(session: Any, outputs: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return these outputs by name, of what of `feed` the session takes; ModelError where it can't be run."""
+    try:
+        return dict(zip(outputs, session.run(outputs, as_taken(session, feed))))
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
+
+
 class OnnxSession:
     """A model in ONNX Runtime.
 
