@@ -155,7 +155,7 @@ def _construct(
     """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build. PrecisionLost where less
     than half of the arithmetic runs as asked for, or what runs isn't known."""
     spec, generation, reporter = plan.spec, plan.generation, plan.request.reporter
-    sizes = sizes_in(folded, opt_shapes(plan.model.inputs, spec.profiles)[0])
+    sizes = sizes_in(folded, opt_shapes(plan.model.inputs, spec.profiles))
     with scratch() as folder:
         lowered, engine = _planned(plan, folded, unsafe, {}, folder)
         asked_nodes, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
@@ -238,7 +238,7 @@ def _planned(
             layer_precision=lowered.layer_precision,
             preferred=lowered.preferred,
             calibration=plan.native,
-            calibration_batch=plan.native_batch,
+            calibration_batch=plan.scales.native_batch(plan.model, plan.spec),
             calibration_cache=plan.cache,
             name=plan.name,
             reporter=plan.request.reporter,
@@ -272,10 +272,7 @@ def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | Non
     return path
 
 
-def opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[dict[str, tuple[int, ...]]]:
-    """Return the shapes of all inputs that each profile is tuned for."""
-    static = {item.name: item.shape for item in inputs}
-    return [
-        {name: tuple(map(int, profile[name].opt if name in profile else shape)) for name, shape in static.items()}
-        for profile in profiles or ({},)
-    ]
+def opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all inputs that the first profile is tuned for."""
+    ranges = profiles[0] if profiles else {}
+    return {info.name: ranges[info.name].opt if info.name in ranges else info.sizes for info in inputs}

@@ -71,11 +71,6 @@ class BuildPlan:
         return Path(self.request.output)
 
     @property
-    def native_batch(self) -> int:
-        """Samples that TensorRT's own calibrator takes at a time."""
-        return self.scales.native_batch(self.model, self.spec)
-
-    @property
     def name(self) -> str:
         """The model's name in messages."""
         return str(self.model.path or "the model")
