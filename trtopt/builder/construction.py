@@ -26,13 +26,13 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import OutputError, TrtoptError
-from trtopt.core.files import json_bytes, sha256_file, write_bytes, writing_together
+from trtopt.core.files import json_bytes, sha256_file, sha256_json, write_bytes, writing_together
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Kept, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, beside, load_manifest, manifest_path, precision_summary
-from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
+from trtopt.engine.store import GRAPH, PLAN, Entry, Store, named_store
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import fingerprint
 
@@ -108,7 +108,7 @@ def stored_engine(request: BuildRequest, store: Store) -> Entry:
 
 def _stored(plan: BuildPlan, store: Store) -> tuple[Entry, bool]:
     """Return the entry of a build, and whether it was there: of those that ask at once one builds."""
-    request, digest = plan.request, digest_of(plan.store_parts)
+    request, digest = plan.request, sha256_json(plan.store_parts)
     if not request.force and (entry := store.find(digest)):
         return entry, True
     with store.building(digest, request.reporter), scratch() as folder:

@@ -87,7 +87,7 @@ class Entry:
     def read(cls, folder: Path) -> Entry:
         """Read what a folder holds; Damaged where it isn't the entry of that name."""
         key = converted(read_json(folder / KEY), _Key, KEY)
-        if digest_of(key["parts"]) != folder.name:
+        if sha256_json(key["parts"]) != folder.name:
             raise Damaged(f"{KEY} is another engine's")
         files = key["files"]
         if PLAN not in files:
@@ -170,7 +170,7 @@ class Store:
     def add(self, parts: Mapping[str, Any], files: Mapping[str, Path | bytes], reporter: Reporter = SILENT) -> Entry:
         """Store an engine (name in the entry → file to copy, or content), in place of one with this key; within `building`.
         Then prune. OutputError where it can't be written."""
-        digest, recorded = digest_of(parts), dict[str, _File]()
+        digest, recorded = sha256_json(parts), dict[str, _File]()
         made_folder(self._entries, "the store", _ANOTHER)
         try:
             with folder_in(self._entries, f".{digest[:12]}.") as beside:
@@ -243,18 +243,13 @@ class Store:
 
     def known(self, question: Mapping[str, Any]) -> Entry | None:
         """Return the entry that this request led to before, if none of the files that it was made of has changed since."""
-        path = self._known(question)
         try:
-            memo = read_json(path)
+            memo = read_json(self._known(question))
             if any(_stamp(path) != tuple(stamp) for path, stamp in memo["files"].items()):
                 return None
-            entry = self.find(str(memo["entry"]))
+            return self.find(str(memo["entry"]))
         except (Damaged, OSError, AttributeError, KeyError, TypeError, ValueError):
             return None
-        if entry is None:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        return entry
 
     def remember(self, question: Mapping[str, Any], stamps: Mapping[str, tuple[int, ...]], entry: Entry) -> None:
         """Keep which entry a request led to, with the `stamps` of its files before they were read."""
@@ -264,10 +259,6 @@ class Store:
 
     def _known(self, question: Mapping[str, Any]) -> Path:
         return self.folder / "known" / f"{sha256_json(question)}.json"
-
-
-def digest_of(parts: Mapping[str, Any]) -> str:
-    return sha256_json(parts)
 
 
 def stamps(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[int, ...]] | None:
