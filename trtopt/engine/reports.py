@@ -53,13 +53,8 @@ class EngineDifference:
         return not (self.facts or self.precision or self.formats or self.tactics)
 
 
-class JsonReport:
-    def to_json(self) -> dict[str, Any]:
-        return {"bytes" if name == "nbytes" else name: value for name, value in plain(self).items()}
-
-
 @dataclass(frozen=True)
-class EngineReport(JsonReport):
+class EngineReport:
     """The result of `inspect` for an engine.
 
     Attributes:
@@ -85,3 +80,6 @@ class EngineReport(JsonReport):
     memory: Mapping[str, int | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     difference: EngineDifference | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"bytes" if name == "nbytes" else name: value for name, value in plain(self).items()}
