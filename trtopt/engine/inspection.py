@@ -18,9 +18,8 @@ from trtopt.core.files import existing_file, whole
 from trtopt.core.options import taking
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
-from trtopt.engine.difference import compare
 from trtopt.engine.manifest import Manifest, load_manifest, read_manifest
-from trtopt.engine.reports import EngineReport
+from trtopt.engine.reports import EngineReport, compare
 from trtopt.engine.request import InspectRequest
 from trtopt.trt import loaders
 from trtopt.trt.compatibility import runs_on
