@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import UsageError
@@ -53,7 +51,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         profiles=parse_profiles(request.shapes),
         targets=parse_targets(request.target),
         workspace=None if request.workspace is None else parse_size(request.workspace, "`workspace=`"),
-        timing_cache=Path(request.timing_cache) if request.timing_cache and not is_none(request.timing_cache) else None,
+        timing_cache=Path(request.timing_cache) if request.timing_cache and str(request.timing_cache) != "none" else None,
     )
 
 
@@ -99,8 +97,3 @@ def check_outputs(request: BuildRequest) -> None:
             "a cache with trtopt calibrate --export-cache"
         )
     check_ending(request.output, (".onnx",), "an engine", "an ONNX model", ".engine", "; `save_onnx=` keeps its graph")
-
-
-def is_none(value: Any) -> bool:
-    """Return whether an option says "none"."""
-    return isinstance(value, (str, os.PathLike)) and os.fspath(value) == "none"

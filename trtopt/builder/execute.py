@@ -16,7 +16,6 @@ from pathlib import Path
 
 import onnx
 
-from trtopt.builder.asked import is_none
 from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
 from trtopt.calibration.safety import Safety, find_unsafe
@@ -220,7 +219,7 @@ def _planned(
     """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
     spec, generation, path = plan.spec, plan.generation, folder / "model.onnx"
     if spec.timing_cache is None and generation.capabilities.timing_cache:
-        cache = None if is_none(plan.request.timing_cache) else kept_timing(generation, generation.device(spec))
+        cache = None if str(plan.request.timing_cache) == "none" else kept_timing(generation, generation.device(spec))
         spec = replace(spec, timing_cache=cache or folder / "timing.cache")  # a second build is then much faster
     try:
         if issues := generation.limits(graph):
