@@ -42,6 +42,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         if (kind := override.precision) not in ((precision,) if kind.quantized else (Precision.FP32, base)):
             here = f"the build is {precision}" if kind.quantized else f"beside {precision} this build has {others}"
             raise UsageError(f"`precision_override=['{override.pattern}={kind}']` needs `{kind}=True`: {here}")
+    cache = request.timing_cache
     return BuildSpec(
         **{name: getattr(request, name) for name in _SAME},
         precision=precision,
@@ -51,7 +52,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         profiles=parse_profiles(request.shapes),
         targets=parse_targets(request.target),
         workspace=None if request.workspace is None else parse_size(request.workspace, "`workspace=`"),
-        timing_cache=Path(request.timing_cache) if request.timing_cache and str(request.timing_cache) != "none" else None,
+        timing_cache=Path(cache) if cache and str(cache) != "none" else None,
     )
 
 
