@@ -66,7 +66,7 @@ from trtopt.engine.reports import (
     EngineDifference as EngineDifference,
     EngineReport as EngineReport,
 )
-from trtopt.engine.storekeeping import (
+from trtopt.engine.store import (
     StoredEngine as StoredEngine,
     StoreListing as StoreListing,
     StorePruning as StorePruning,

@@ -485,7 +485,14 @@ def test_best_that_ends_early_leaves_what_was_there(
 ) -> None:
     (world.output / "m.engine").write_bytes(b"what was there")
     if isinstance(broken, str):
-        monkeypatch.setattr(building, broken, Mock(side_effect=OSError(28, "No space left on device")))
+        writing = engine.writing_engine
+
+        def breaking(request: BuildRequest, *written: Any) -> Any:
+            if request.output == world.output / "m.engine":  # not yet while candidates are written
+                monkeypatch.setattr(engine, broken, Mock(side_effect=OSError(28, "No space left on device")))
+            return writing(request, *written)
+
+        monkeypatch.setattr(engine, "writing_engine", breaking)
     else:
         gpu.stop = broken
     with pytest.raises(OutputError if isinstance(broken, str) else type(broken)):

@@ -14,7 +14,8 @@ from world import Heard
 import trtopt
 from trtopt.core.documents import Damaged
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.engine.store import PLAN, Store, digest_of, named_store, stamps
+from trtopt.core.files import sha256_json
+from trtopt.engine.store import PLAN, Store, named_store, stamps
 
 MANIFEST = f"{PLAN}.json"
 
@@ -37,7 +38,7 @@ def _parts(gpu: str | None) -> dict[str, Any]:
 
 def _add(store: Store, plan: bytes = b"plan", heard: Heard | None = None, gpu: str | None = None) -> str:
     manifest = {"source": {"path": "nets/m.onnx"}, "targets": ["sm89"], "generation": {"gpu": None}}
-    with store.building(digest_of(_parts(gpu))):
+    with store.building(sha256_json(_parts(gpu))):
         return store.add(_parts(gpu), {PLAN: plan, MANIFEST: json.dumps(manifest).encode()}, heard or Heard()).digest
 
 
@@ -47,13 +48,13 @@ def _spoil(path: Path, content: bytes) -> None:
 
 
 def test_what_was_stored_is_found_whole(store: Store, tmp_path: Path) -> None:
-    assert store.find(digest_of(_parts(None))) is None
+    assert store.find(sha256_json(_parts(None))) is None
     entry = store.find(_add(store))
     assert entry is not None
     entry.check()
     entry.copy(PLAN, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"plan"
-    assert store.find(digest_of(_parts("another"))) is None
+    assert store.find(sha256_json(_parts("another"))) is None
 
 
 @pytest.mark.parametrize("name", [PLAN, MANIFEST])
@@ -79,7 +80,7 @@ def test_an_entry_without_a_key_counts_as_none_and_is_replaced(store: Store, con
     assert trtopt.list_store(store=store.folder).engines == ()
     _add(store)
     assert store.find(digest) is not None
-    other = digest_of(_parts("H200"))
+    other = sha256_json(_parts("H200"))
     (store.folder / "entries" / digest).rename(store.folder / "entries" / other)
     assert store.find(other) is None  # under another name it isn't that
 

@@ -389,7 +389,7 @@ def test_code_that_a_plan_carries_runs_only_by_request(
     assert allowed == ([True] if refused else [False, True])
     monkeypatch.setattr(
         "trtopt.builder.refit.refitted_plan",
-        lambda plan, known, request: SimpleNamespace(plan=memoryview(plan + request.model.encode()), manifest=known),
+        lambda plan, known, request: (memoryview(plan + request.model.encode()), known, 1),
     )
     with Session(path, trust_host_code=True, weights="m.onnx") as session:
         check_run(session, inputs_of(2))

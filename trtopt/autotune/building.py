@@ -38,23 +38,21 @@ from trtopt.core.errors import (
 from trtopt.core.files import (
     existing_file,
     folder_beside,
-    json_bytes,
     sha256_file,
     sha256_json,
     whole,
     write_bytes,
-    writing_together,
 )
 from trtopt.core.options import taking, without
 from trtopt.core.progress import recorded
 from trtopt.core.values import Precision
 from trtopt.data.preprocess import Preprocess
-from trtopt.engine.manifest import beside, load_manifest, manifest_path
+from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.engine.store import named_store
 from trtopt.evaluation.agreement import Runner
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import by_samples
-from trtopt.graph.io import load_model, save_model
+from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
 
@@ -297,15 +295,10 @@ class _Selection:
         """Move the engine that is kept to the output: plan and manifest, and what else is to be kept."""
         manifest = load_manifest(best.engine)
         assert manifest is not None  # the builder has just written it
-        graph, cache = self.request.save_onnx, self.request.save_cache
-        engine.tell_unnamed(self.request)
-        graph_file = beside(self.output, graph) if graph else None
-        manifest = replace(manifest, comparison=comparison.describe(), graph_file=graph_file)
-        with writing_together(self.output, manifest_path(self.output)) as (plan, manifest_file):
+        manifest, cache = replace(manifest, comparison=comparison.describe()), self.request.save_cache
+        graph = load_model(str(best.onnx)).proto if self.request.save_onnx else None
+        with engine.writing_engine(self.request, manifest, graph) as plan:
             os.replace(best.engine, plan)
-            manifest_file.write_bytes(json_bytes(asdict(manifest)))
-            if graph:
-                save_model(load_model(str(best.onnx)).proto, graph)
             if cache and quantized is not None:
                 write_bytes(cache, whole(quantized.engine.with_name(NATIVE_CACHE)))
 

@@ -23,7 +23,7 @@ from trtopt.evaluation.metric import Metric, labels_of
 from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind
-from trtopt.ort.sessions import open_session, run_samples
+from trtopt.ort.sessions import open_session, run_session
 
 PURPOSE = "tuning"
 FEW = 32  # samples; below, one decides too much
@@ -156,7 +156,7 @@ class AccuracyEvaluator:
         session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
 
         def run(part: Run) -> Arrays:
-            return part.cut(samples_first(run_samples(session, part.feed), self.infos))
+            return part.cut(samples_first(run_session(session, None, part.feed), self.infos))
 
         with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-tune") as pool:
             return list(pool.map(run, self.runs))

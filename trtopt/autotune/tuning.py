@@ -327,7 +327,7 @@ def _subject(request: BuildRequest, scales: Table | None) -> _TunedModel:
     samples = (batch for those in (request,) for batch in real_samples(model, those))  # read where folding needs them
     folded = proven(model, samples=samples, reporter=request.reporter)
     check_overrides(plan.spec.overrides, folded.proto.graph.node)
-    shapes = opt_shapes(model.inputs, plan.spec.profiles)[0]
+    shapes = opt_shapes(model.inputs, plan.spec.profiles)
     return _TunedModel(model, folded, plan.spec, plan.generation, preparation(model, request), shapes)
 
 

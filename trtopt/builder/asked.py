@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from trtopt.builder.request import BuildRequest
+from trtopt.builder.samples import sizes_of_samples
 from trtopt.core.errors import UsageError
 from trtopt.core.files import check_ending
-from trtopt.core.progress import Reporter
-from trtopt.core.shapes import DEFAULT_BATCH, SeenSizes, batch_alone, parse_profiles, shapes_option
+from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, parse_profiles, shapes_option
 from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse_size, parse_targets
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
@@ -44,6 +41,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         if (kind := override.precision) not in ((precision,) if kind.quantized else (Precision.FP32, base)):
             here = f"the build is {precision}" if kind.quantized else f"beside {precision} this build has {others}"
             raise UsageError(f"`precision_override=['{override.pattern}={kind}']` needs `{kind}=True`: {here}")
+    cache = request.timing_cache
     return BuildSpec(
         **{name: getattr(request, name) for name in _SAME},
         precision=precision,
@@ -53,20 +51,13 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         profiles=parse_profiles(request.shapes),
         targets=parse_targets(request.target),
         workspace=None if request.workspace is None else parse_size(request.workspace, "`workspace=`"),
-        timing_cache=Path(request.timing_cache) if request.timing_cache and not is_none(request.timing_cache) else None,
+        timing_cache=Path(cache) if cache and str(cache) != "none" else None,
     )
 
 
-def with_profiles(
-    spec: BuildSpec,
-    model: Model,
-    preprocess: Preprocess | None,
-    reporter: Reporter,
-    seen: Callable[[], SeenSizes] = dict,
-) -> BuildSpec:
+def with_profiles(spec: BuildSpec, model: Model, preprocess: Preprocess | None, request: BuildRequest) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
-    the size of the images, which their preparation says. `seen` gives the sizes of the samples, for what the error proposes.
-    """
+    the size of the images, which their preparation says. What the error proposes has the sizes of the samples."""
     inputs, ends = model.inputs, max_input_lengths(model.proto)
     if spec.profiles or not any(item.open_axes for item in inputs):
         try:
@@ -79,7 +70,8 @@ def with_profiles(
     sized_inputs = inputs if preprocess is None else preprocess.known(inputs)
     dynamic = [item for item in sized_inputs if item.open_axes]
     if not batch_alone(dynamic or sized_inputs):
-        validate_profiles(inputs, (), longest=ends, seen=seen())  # raises, listing what is open
+        seen = sizes_of_samples(model, request)
+        validate_profiles(inputs, (), longest=ends, seen=seen)  # raises, listing what is open
     profile = {
         item.name: ShapeRange(*((batch, *item.sizes[1:]) if item.open_axes else item.sizes for batch in DEFAULT_BATCH))
         for item in dynamic or sized_inputs
@@ -87,7 +79,7 @@ def with_profiles(
     what = "one profile for batch {0} to {2}, tuned for {1}".format(*DEFAULT_BATCH)
     if not dynamic:
         what = "the size that images are prepared in"
-    reporter.note(f"no `shapes=` given: {what} ({shapes_option(profile)})")
+    request.reporter.note(f"no `shapes=` given: {what} ({shapes_option(profile)})")
     return replace(spec, profiles=(profile,))
 
 
@@ -99,8 +91,3 @@ def check_outputs(request: BuildRequest) -> None:
             "a cache with trtopt calibrate --export-cache"
         )
     check_ending(request.output, (".onnx",), "an engine", "an ONNX model", ".engine", "; `save_onnx=` keeps its graph")
-
-
-def is_none(value: Any) -> bool:
-    """Return whether an option says "none"."""
-    return isinstance(value, (str, os.PathLike)) and os.fspath(value) == "none"

@@ -12,10 +12,12 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import onnx
 
 from trtopt.builder.execute import Built, execute
 from trtopt.builder.plan import BuildPlan, plan_build, with_scales
@@ -24,13 +26,13 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import OutputError, TrtoptError
-from trtopt.core.files import json_bytes, sha256_file, write_bytes, writing_together
+from trtopt.core.files import json_bytes, sha256_file, sha256_json, write_bytes, writing_together
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Kept, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, beside, load_manifest, manifest_path, precision_summary
-from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
+from trtopt.engine.store import GRAPH, PLAN, Entry, Store, named_store
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import fingerprint
 
@@ -106,7 +108,7 @@ def stored_engine(request: BuildRequest, store: Store) -> Entry:
 
 def _stored(plan: BuildPlan, store: Store) -> tuple[Entry, bool]:
     """Return the entry of a build, and whether it was there: of those that ask at once one builds."""
-    request, digest = plan.request, digest_of(plan.store_parts)
+    request, digest = plan.request, sha256_json(plan.store_parts)
     if not request.force and (entry := store.find(digest)):
         return entry, True
     with store.building(digest, request.reporter), scratch() as folder:
@@ -157,7 +159,6 @@ def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool
 
 def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
     """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
-    tell_unnamed(plan.request)
     lowered, engine, safety = built.lowered, built.engine, built.safety
     unsafe = {} if safety is None else safety.in_fp32
     graph, cache = plan.request.save_onnx, plan.request.save_cache
@@ -165,46 +166,59 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
     counts, summary = precision_summary(engine.layers, kept_nodes, engine.unread or built.report.hidden)
     generation, device = plan.generation, plan.generation.device(plan.spec)
     embedded, (inputs, profiles) = plan.embedded, plan.engine_interface()
-    with writing_together(plan.output, manifest_path(plan.output)) as (partial, partial_manifest):
+    manifest = Manifest(
+        generation={name: getattr(generation, name) for name in ("family", "product", "version")}
+        | {"gpu": str(device) if device else None},
+        targets=[f"sm{target}" for target in engine.targets],
+        spec=built.spec.describe(),
+        precision=counts,
+        precision_summary=summary,
+        coverage={str(item): round(share, 6) for item, share in built.report.coverage.items()},
+        layers=plain(engine.layers),
+        kept=plain(lowered.kept),
+        inputs=list(map(_tensor, inputs)),
+        outputs=list(map(_tensor, plan.model.outputs)),
+        profiles=replace(plan.spec, profiles=profiles).describe()["profiles"],
+        source={"path": str(plan.model.path) if plan.model.path else None, "sha256": plan.model.fingerprint},
+        plan={"sha256": hashlib.sha256(engine.plan).hexdigest(), "bytes": memoryview(engine.plan).nbytes},
+        key=plan.key,
+        seconds=round(built.seconds, 3),
+        trtopt=__version__,
+        preprocess=plan.preprocessing if embedded is None else embedded.outside.describe(),
+        embedded=None if embedded is None else embedded.describe(),
+        calibration=plan.table.summary if plan.table else None,
+        warnings=list(engine.warnings),
+        graph=fingerprint(lowered.proto) if graph else None,
+        classes=plan.classes,
+        output_kinds=plan.kinds(plan.classes),
+        safety=None if safety is None else safety.describe(),
+        scratch=engine.scratch,
+        structure=structure(lowered.proto) if plan.spec.strip or plan.spec.refit else None,
+        compute_capabilities=list(engine.targets) or ([device.compute_capability] if device else []),
+    )
+    with writing_engine(plan.request, manifest, lowered.proto) as partial:
         partial.write_bytes(engine.plan)
-        manifest = Manifest(
-            generation={name: getattr(generation, name) for name in ("family", "product", "version")}
-            | {"gpu": str(device) if device else None},
-            targets=[f"sm{target}" for target in engine.targets],
-            spec=built.spec.describe(),
-            precision=counts,
-            precision_summary=summary,
-            coverage={str(item): round(share, 6) for item, share in built.report.coverage.items()},
-            layers=plain(engine.layers),
-            kept=plain(lowered.kept),
-            inputs=list(map(_tensor, inputs)),
-            outputs=list(map(_tensor, plan.model.outputs)),
-            profiles=replace(plan.spec, profiles=profiles).describe()["profiles"],
-            source={"path": str(plan.model.path) if plan.model.path else None, "sha256": plan.model.fingerprint},
-            plan={"sha256": hashlib.sha256(engine.plan).hexdigest(), "bytes": memoryview(engine.plan).nbytes},
-            key=plan.key,
-            seconds=round(built.seconds, 3),
-            trtopt=__version__,
-            preprocess=plan.preprocessing if embedded is None else embedded.outside.describe(),
-            embedded=None if embedded is None else embedded.describe(),
-            calibration=plan.table.summary if plan.table else None,
-            warnings=list(engine.warnings),
-            graph=fingerprint(lowered.proto) if graph else None,
-            graph_file=beside(plan.output, graph) if graph else None,
-            classes=plan.classes,
-            output_kinds=plan.kinds(plan.classes),
-            safety=None if safety is None else safety.describe(),
-            scratch=engine.scratch,
-            structure=structure(lowered.proto) if plan.spec.strip or plan.spec.refit else None,
-            compute_capabilities=list(engine.targets) or ([device.compute_capability] if device else []),
-        )
-        partial_manifest.write_bytes(json_bytes(asdict(manifest)))
-        if graph:
-            save_model(lowered.proto, graph)
         if cache and engine.native_cache is not None:
             write_bytes(cache, engine.native_cache)
-        # Everything is on the disk when the first file takes its name: a full disk leaves what was there before.
     return manifest
+
+
+@contextlib.contextmanager
+def writing_engine(request: BuildRequest, manifest: Manifest, graph: onnx.ModelProto | None) -> Iterator[Path]:
+    """Yield where to write the plan of `request.output`. It, its manifest and its graph, if that is to be kept, are on the disk
+    when the first of them takes its name: a full disk leaves what was there before."""
+    output, place = Path(request.output), request.save_onnx
+    manifest = replace(manifest, graph_file=beside(output, place) if place else None)
+    if place and manifest.graph_file is None:
+        request.reporter.warn(
+            f"{os.fspath(place)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
+            "`backend='onnxruntime'` won't find it"
+        )
+    with writing_together(output, manifest_path(output)) as (plan, partial_manifest):
+        yield plan
+        partial_manifest.write_bytes(json_bytes(asdict(manifest)))
+        if place and graph is not None:
+            save_model(graph, place)
 
 
 def up_to_date(plan: BuildPlan) -> Manifest | None:
@@ -234,7 +248,7 @@ def update_metadata(plan: BuildPlan, manifest: Manifest) -> Manifest:
 
 def copy_entry(plan: BuildPlan, store: Store, entry: Entry) -> Manifest:
     """Copy an entry to `output`, with what this request says of it; Damaged if the entry is."""
-    graph, source = plan.request.save_onnx, plan.model.path
+    source = plan.model.path
     try:
         entry.check(*(name for name in entry.files if name != PLAN))
         entry_manifest = load_manifest(entry.plan)
@@ -242,31 +256,17 @@ def copy_entry(plan: BuildPlan, store: Store, entry: Entry) -> Manifest:
         raise Damaged(str(error)) from None
     if entry_manifest is None:
         raise Damaged("it has no manifest")
-    tell_unnamed(plan.request)
     manifest = replace(
         entry_manifest,
         source={**entry_manifest.source, "path": str(source) if source else None},
-        graph_file=beside(plan.output, graph) if graph else None,
         classes=plan.classes,
         output_kinds=plan.kinds(plan.classes),
     )
-    with writing_together(plan.output, manifest_path(plan.output)) as (partial, manifest_file):
+    graph = load_model(entry.folder / GRAPH).proto if plan.request.save_onnx else None
+    with writing_engine(plan.request, manifest, graph) as partial:
         entry.copy(PLAN, partial)
-        manifest_file.write_bytes(json_bytes(asdict(manifest)))
-        if graph:
-            save_model(load_model(entry.folder / GRAPH).proto, graph)
     plan.request.reporter.note(f"{plan.output} is the engine {entry.digest[:12]} of {store}")
     return manifest
-
-
-def tell_unnamed(request: BuildRequest) -> None:
-    """Warn of a graph that the manifest can't name."""
-    graph = request.save_onnx
-    if graph is not None and beside(Path(request.output), graph) is None:
-        request.reporter.warn(
-            f"{os.fspath(graph)} isn't in the folder of {request.output} or below it, so the manifest doesn't name it: "
-            "`backend='onnxruntime'` won't find it"
-        )
 
 
 def _tensor(info: TensorInfo) -> dict[str, Any]:

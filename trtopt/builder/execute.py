@@ -16,7 +16,6 @@ from pathlib import Path
 
 import onnx
 
-from trtopt.builder.asked import is_none
 from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
 from trtopt.calibration.safety import Safety, find_unsafe
@@ -155,7 +154,7 @@ def _construct(
     """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build. PrecisionLost where less
     than half of the arithmetic runs as asked for, or what runs isn't known."""
     spec, generation, reporter = plan.spec, plan.generation, plan.request.reporter
-    sizes = sizes_in(folded, opt_shapes(plan.model.inputs, spec.profiles)[0])
+    sizes = sizes_in(folded, opt_shapes(plan.model.inputs, spec.profiles))
     with scratch() as folder:
         lowered, engine = _planned(plan, folded, unsafe, {}, folder)
         asked_nodes, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
@@ -220,7 +219,7 @@ def _planned(
     """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
     spec, generation, path = plan.spec, plan.generation, folder / "model.onnx"
     if spec.timing_cache is None and "timing_cache" in generation.capabilities.options:
-        cache = None if is_none(plan.request.timing_cache) else kept_timing(generation, generation.device(spec))
+        cache = None if str(plan.request.timing_cache) == "none" else kept_timing(generation, generation.device(spec))
         spec = replace(spec, timing_cache=cache or folder / "timing.cache")  # a second build is then much faster
     try:
         if issues := generation.limits(graph):
@@ -238,7 +237,7 @@ def _planned(
             layer_precision=lowered.layer_precision,
             preferred=lowered.preferred,
             calibration=plan.native,
-            calibration_batch=plan.native_batch,
+            calibration_batch=plan.scales.native_batch(plan.model, plan.spec),
             calibration_cache=plan.cache,
             name=plan.name,
             reporter=plan.request.reporter,
@@ -272,10 +271,7 @@ def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | Non
     return path
 
 
-def opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[dict[str, tuple[int, ...]]]:
-    """Return the shapes of all inputs that each profile is tuned for."""
-    static = {item.name: item.shape for item in inputs}
-    return [
-        {name: tuple(map(int, profile[name].opt if name in profile else shape)) for name, shape in static.items()}
-        for profile in profiles or ({},)
-    ]
+def opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all inputs that the first profile is tuned for."""
+    ranges = profiles[0] if profiles else {}
+    return {info.name: ranges[info.name].opt if info.name in ranges else info.sizes for info in inputs}

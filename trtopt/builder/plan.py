@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from trtopt.builder.asked import check_outputs, spec_of, with_profiles
 from trtopt.builder.request import BuildRequest
-from trtopt.builder.samples import real_samples, sizes_of_samples
+from trtopt.builder.samples import real_samples
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
 from trtopt.core.errors import UsageError
@@ -69,11 +69,6 @@ class BuildPlan:
     @property
     def output(self) -> Path:
         return Path(self.request.output)
-
-    @property
-    def native_batch(self) -> int:
-        """Samples that TensorRT's own calibrator takes at a time."""
-        return self.scales.native_batch(self.model, self.spec)
 
     @property
     def name(self) -> str:
@@ -148,7 +143,7 @@ def plan_build(request: BuildRequest, spec: BuildSpec | None = None) -> BuildPla
     if not spec.targets and (targets := generation.targets(spec)):
         reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
     preprocess = None if request.preprocess is None else Preprocess.load(request.preprocess)
-    spec = with_profiles(spec, model, preprocess, reporter, functools.partial(sizes_of_samples, model, request))
+    spec = with_profiles(spec, model, preprocess, request)
     if preprocess is not None:
         sized_preprocess = preprocess.at_opt(model.inputs, spec.profiles)
         if sized_preprocess.size is not None and preprocess.size is None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from onnx import ModelProto, TensorProto
 
@@ -93,16 +93,9 @@ def refit(request: RefitRequest) -> RefitResult:
     return RefitResult(output, manifest_path(output), weights, seconds, manifest.seconds)
 
 
-class Refitted(NamedTuple):
-    """A full plan, the manifest for it, and how many weights were given."""
-
-    plan: bytes | memoryview
-    manifest: Manifest
-    weights: int
-
-
-def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> Refitted:
-    """Return the plan `request.engine`, which the manifest describes, with the weights of its model. Raises as `refit`."""
+def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> tuple[memoryview, Manifest, int]:
+    """Return the plan `request.engine`, which the manifest describes, with the weights of its model; the manifest for that, and
+    how many weights were given. Raises as `refit`."""
     engine, reporter = Path(request.engine), request.reporter
     spec, family = manifest.spec, manifest.generation["family"]
     if not (spec.get("strip") or spec.get("refit")) or manifest.structure is None:
@@ -160,7 +153,7 @@ def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> Ref
         comparison=None,
         trtopt=__version__,
     )
-    return Refitted(new_plan, new, count)
+    return new_plan, new, count
 
 
 def structure(graph: ModelProto) -> list[str]:

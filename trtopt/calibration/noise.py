@@ -29,7 +29,7 @@ from trtopt.graph.passes.repair import BIAS, Repair, repair_weights, repaired
 from trtopt.graph.proto import Links, to_array, whole_copy
 from trtopt.graph.segments import Segment, Slot, divided, joined
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.ort.sessions import as_taken, open_session
+from trtopt.ort.sessions import open_session, run_session
 
 # A place, its noise, and at other scales: factor → noise.
 Measured = tuple[Any, dict[str, float], dict[float, dict[str, float]]]
@@ -285,13 +285,6 @@ class NoiseLedger(Parts):
 def snr_db(noise: float) -> float:
     """dB of a noise power that is a share of the signal's; inf where there is none."""
     return math.inf if noise <= 0 else -10 * math.log10(noise)
-
-
-def run_session(session: Any, outputs: Sequence[str], feed: Arrays) -> dict[str, NDArray[Any]]:
-    try:
-        return dict(zip(outputs, session.run(outputs, as_taken(session, feed))))
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
 
 
 def opened(proto: ModelProto, *, optimize: bool = True) -> Any:

@@ -48,7 +48,7 @@ def _cell(value: Any) -> str:
 def layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     from textwrap import wrap
 
-    from trtopt.engine.difference import formats
+    from trtopt.engine.reports import formats
 
     for number, layer in enumerate(layers, 1):
         yield f"{number} {layer['name']}: {layer['kind']}, {layer['precision'].upper()}"

@@ -28,10 +28,9 @@ from trtopt.core.values import x
 from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
 from trtopt.diagnosis.results import BESIDE, Results, comparison_of, measurements
-from trtopt.engine.difference import built_for
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
-from trtopt.engine.reports import EngineReport
+from trtopt.engine.reports import EngineReport, built_for
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.outputs import sentence
 

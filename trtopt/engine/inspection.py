@@ -12,14 +12,14 @@ from shlex import quote
 from typing import Any
 
 from trtopt.core import native
+from trtopt.core.documents import Plain
 from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.files import existing_file, whole
 from trtopt.core.options import taking
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
-from trtopt.engine.difference import compare
 from trtopt.engine.manifest import Manifest, load_manifest, read_manifest
-from trtopt.engine.reports import EngineReport, JsonReport
+from trtopt.engine.reports import EngineReport, compare
 from trtopt.engine.request import InspectRequest
 from trtopt.trt import loaders
 from trtopt.trt.compatibility import runs_on
@@ -108,7 +108,7 @@ def _described(path: Path, nbytes: int, maker: str, manifest: Manifest, *notes: 
 
 
 @dataclass(frozen=True)
-class VersionReport(JsonReport):
+class VersionReport(Plain):
     """Versions of trtopt and of what it can use here.
 
     Attributes:

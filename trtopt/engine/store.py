@@ -1,4 +1,5 @@
-"""The engine store: engines by all that they depend on, so that the same one is built once and copied from then on.
+"""The engine store: engines by all that they depend on, so that the same one is built once and copied from then on;
+`list_store` and `prune_store`.
 
     FOLDER/entries/DIGEST/    one engine: model.engine, its manifest, the graph if it was kept, and key.json
     FOLDER/locks/             a lock for each engine that is being built
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from trtopt.core.documents import Count, Damaged, Digest, converted, one_of, read_json, spelled
+from trtopt.core.documents import Count, Damaged, Digest, Plain, converted, one_of, plain, read_json, spelled
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import (
     cache_folder,
@@ -34,10 +35,12 @@ from trtopt.core.files import (
     write_json,
 )
 from trtopt.core.locks import alone
+from trtopt.core.options import taking
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.removed import AT_URL, WENT
 from trtopt.core.temporary import SUFFIX, folder_in
 from trtopt.core.values import parse_size
+from trtopt.engine.request import PruneStoreRequest, StoreRequest
 
 FORMAT = "trtopt-store-1"
 PLAN, GRAPH, KEY = "model.engine", "model.onnx", "key.json"
@@ -87,7 +90,7 @@ class Entry:
     def read(cls, folder: Path) -> Entry:
         """Read what a folder holds; Damaged where it isn't the entry of that name."""
         key = converted(read_json(folder / KEY), _Key, KEY)
-        if digest_of(key["parts"]) != folder.name:
+        if sha256_json(key["parts"]) != folder.name:
             raise Damaged(f"{KEY} is another engine's")
         files = key["files"]
         if PLAN not in files:
@@ -170,7 +173,7 @@ class Store:
     def add(self, parts: Mapping[str, Any], files: Mapping[str, Path | bytes], reporter: Reporter = SILENT) -> Entry:
         """Store an engine (name in the entry → file to copy, or content), in place of one with this key; within `building`.
         Then prune. OutputError where it can't be written."""
-        digest, recorded = digest_of(parts), dict[str, _File]()
+        digest, recorded = sha256_json(parts), dict[str, _File]()
         made_folder(self._entries, "the store", _ANOTHER)
         try:
             with folder_in(self._entries, f".{digest[:12]}.") as beside:
@@ -243,18 +246,13 @@ class Store:
 
     def known(self, question: Mapping[str, Any]) -> Entry | None:
         """Return the entry that this request led to before, if none of the files that it was made of has changed since."""
-        path = self._known(question)
         try:
-            memo = read_json(path)
+            memo = read_json(self._known(question))
             if any(_stamp(path) != tuple(stamp) for path, stamp in memo["files"].items()):
                 return None
-            entry = self.find(str(memo["entry"]))
+            return self.find(str(memo["entry"]))
         except (Damaged, OSError, AttributeError, KeyError, TypeError, ValueError):
             return None
-        if entry is None:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        return entry
 
     def remember(self, question: Mapping[str, Any], stamps: Mapping[str, tuple[int, ...]], entry: Entry) -> None:
         """Keep which entry a request led to, with the `stamps` of its files before they were read."""
@@ -264,10 +262,6 @@ class Store:
 
     def _known(self, question: Mapping[str, Any]) -> Path:
         return self.folder / "known" / f"{sha256_json(question)}.json"
-
-
-def digest_of(parts: Mapping[str, Any]) -> str:
-    return sha256_json(parts)
 
 
 def stamps(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[int, ...]] | None:
@@ -300,3 +294,101 @@ def folder_size(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 total += path.stat().st_size
     return total
+
+
+# Its content, as people see it ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredEngine:
+    """An entry, as `list_store` tells of it.
+
+    Attributes:
+        digest: of its key; the folder's name.
+        model: the file it was built from, where it was one.
+        made_for: the GPU it was built on, or the compute capabilities.
+        nbytes: of its files.
+        used: seconds since 1970 when it was last fetched or built.
+        parts: the key.
+    """
+
+    digest: str
+    model: str
+    precision: str
+    made_for: str
+    generation: str
+    nbytes: int
+    used: float
+    parts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StoreListing:
+    """Engines in a store's folder, the last used first; `max_size`: bytes that it may hold after a build."""
+
+    folder: str
+    engines: tuple[StoredEngine, ...]
+    max_size: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.engines)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**plain(self), "nbytes": self.nbytes}
+
+
+@dataclass(frozen=True)
+class StorePruning(Plain):
+    """The names of what was removed, its bytes, and those that are left."""
+
+    folder: str
+    removed: tuple[str, ...]
+    nbytes: int
+    left: int
+
+
+@taking(StoreRequest)
+def list_store(request: StoreRequest) -> StoreListing:
+    """List the engines in a store: as `trtopt.build` takes it, $TRTOPT_STORE, or the one in the cache folder.
+
+    Raises:
+        UsageError: `store` names none, or a folder that isn't there.
+        OutputError: its folder can't be made.
+    """
+    store, engines = _opened(request), list[StoredEngine]()
+    for folder in store.folders():
+        with contextlib.suppress(Damaged, AttributeError, KeyError, TypeError):  # not whole, or gone meanwhile
+            engines.append(_described(Entry.read(folder)))
+    return StoreListing(str(store.folder), tuple(engines), store.max_size)
+
+
+@taking(PruneStoreRequest)
+def prune_store(request: PruneStoreRequest) -> StorePruning:
+    """Remove engines from a store, what was used longest ago, until `max_size` is left. Raises as `list_store`."""
+    store = _opened(request)
+    most = store.max_size if request.max_size is None else parse_size(request.max_size, "`max_size=`")
+    return StorePruning(str(store.folder), *store.prune(most))
+
+
+def _opened(request: StoreRequest) -> Store:
+    where = named_store(request.store, "local")
+    if where is None:
+        raise UsageError("`store='none'` is no store: give local, or a folder")
+    if where != "local" and not os.path.lexists(Path(where).expanduser()):
+        raise UsageError(f"there is no store {where}: a build with this `store=` makes the folder")
+    return Store(where)
+
+
+def _described(entry: Entry) -> StoredEngine:
+    manifest = read_json(entry.folder / f"{PLAN}.json")
+    return StoredEngine(
+        digest=entry.digest,
+        model=str((manifest.get("source") or {}).get("path") or ""),
+        precision=str(entry.parts.get("spec", {}).get("precision", "?")),
+        made_for=", ".join(manifest.get("targets") or ()) or str(manifest["generation"].get("gpu")),
+        generation=" ".join(map(str, entry.parts.get("generation", ()))),
+        nbytes=folder_size(entry.folder),
+        used=last_used(entry.folder),
+        parts=entry.parts,
+    )

@@ -34,7 +34,7 @@ from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.graph.proto import inferred_values, refill, whole_copy
-from trtopt.ort.sessions import open_session, run_samples
+from trtopt.ort.sessions import open_session, run_session
 
 SAMPLES = 8
 GOOD = 20.0  # dB: an error of a tenth of the signal
@@ -119,14 +119,14 @@ def compare_layers(
     kinds, cut = _kinds(old), new if engine is None else old
     pairs = {name: other for name, other in _pairs(kinds, new).items() if engine is None or name == other}
     exact, pieces = _opened(old, dict.fromkeys(pairs.values())), _opened(_cut(cut, pairs, kinds), pairs)
-    run = engine or partial(run_samples, _opened(new, pairs))
+    run = engine or partial(run_session, _opened(new, pairs), None)
     preprocessing = None if engine else embedded_in(candidate)
     # Of each tensor the powers of signal and noise: with all that came before, of the node alone, and of what becomes of errors
     # one node and two before it.
     powers = {name: np.zeros((2 + HOPS, 2)) for name in pairs}
     nonfinite = dict.fromkeys(pairs, 0)  # by the node's own fault
     for chunk in (part.feed for part in single_runs(network_inputs(old), batches, size)):
-        tensors = run_samples(exact, chunk) | chunk
+        tensors = run_session(exact, None, chunk) | chunk
         inputs = chunk if preprocessing is None else preprocessing.to_pixels(chunk)
         results = run(inputs)
         before = results if engine else {name: tensors[other] for name, other in pairs.items()}
@@ -169,7 +169,7 @@ def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ..
 
 def _given(pieces: Any, inputs: Arrays, tensors: Arrays) -> Arrays:
     """Return what each node of a graph in pieces makes of these tensors."""
-    return run_samples(pieces, {**inputs, **{f"{name}{_STAND_IN}": array for name, array in tensors.items()}})
+    return run_session(pieces, None, {**inputs, **{f"{name}{_STAND_IN}": array for name, array in tensors.items()}})
 
 
 def _powers(signal: Array, result: Array) -> NDArray[np.float64]:

@@ -88,9 +88,8 @@ def _examined(request: JobsRequest, listed: Sequence[Job | BuildJob], device: st
             "drop resource from the list"
         )
     if builds or device != "cpu":
-        requests = [(job.name, job.request) for job in builds]
         with closing(Workers([{}])) as asking:  # a process that ends then: TensorRT takes memory, on the first GPU too
-            gpus = asking.submit(work.examine_builds, requests, request.ray is None).result()
+            gpus = asking.submit(work.examine_builds, builds, request.ray is None).result()
         if len(set(gpus)) > 1 and request.ray is None:
             request.reporter.note(
                 "GPUs of different kinds: the first is used, others where CUDA_VISIBLE_DEVICES names them"

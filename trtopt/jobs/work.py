@@ -28,7 +28,7 @@ from trtopt.cuda.device import probe, require_gpu
 from trtopt.data import Batches, open_data, samples_of
 from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.io import load_model, save_model
-from trtopt.jobs.joblist import Job, in_list
+from trtopt.jobs.joblist import BuildJob, Job, in_list
 from trtopt.ort.sessions import version as ort_version
 from trtopt.trt import select
 
@@ -147,16 +147,16 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
 # Engines -----------------------------------------------------------------------------------------------------------------
 
 
-def examine_builds(builds: Sequence[tuple[str, BuildRequest]], here: bool) -> tuple[str, ...]:
+def examine_builds(builds: Sequence[BuildJob], here: bool) -> tuple[str, ...]:
     """Refuse builds, by their jobs' names, for every reason why they can't be; else return the names of this machine's GPUs.
 
     Args:
         here: they are built on this machine; else only what holds for any is looked at.
     """
     names_by_reason: dict[str, list[str]] = {}
-    for name, request in builds:
-        if why := _refused(request, here):
-            names_by_reason.setdefault(why, []).append(name)
+    for job in builds:
+        if why := _refused(job.request, here):
+            names_by_reason.setdefault(why, []).append(job.name)
     if names_by_reason:
         lines = [f"{first_of(names)}: {why}" for why, names in names_by_reason.items()]
         raise UnsupportedRequest(

@@ -185,13 +185,13 @@ def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
     }
 
 
-def run_samples(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return all outputs of a session for what it takes of `feed`; DataError where it can't be run on that."""
-    names = [item.name for item in session.get_outputs()]
+def run_session(session: Any, outputs: Sequence[str] | None, feed: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return these outputs, or all, by name, of what of `feed` the session takes; ModelError where it can't be run."""
+    names = [item.name for item in session.get_outputs()] if outputs is None else outputs
     try:
         return dict(zip(names, session.run(names, as_taken(session, feed))))
     except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
+        raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
 
 
 class OnnxSession:

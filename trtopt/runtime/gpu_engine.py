@@ -59,8 +59,8 @@ def open_gpus(
             request = RefitRequest(
                 engine, options.weights, "", calib=options.calib, device=numbers[0], trust_host_code=host_code
             )
-            refitted = refitted_plan(plan, manifest, request)
-            plan, manifest = bytes(refitted.plan), refitted.manifest
+            full, manifest, _ = refitted_plan(plan, manifest, request)
+            plan = bytes(full)
     elif not (options.trust or options.trust_host_code):
         raise unrecorded(engine.name)
     engines = []

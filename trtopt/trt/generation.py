@@ -165,7 +165,7 @@ class Generation(Loader):
             theirs = parsing.ask_support(objects.parser, model, parsing.graph_nodes(light))
         if theirs and all(issue.reason == parsing.UNEXPLAINED for issue in theirs):
             # 10.6 counts NonMaxSuppression, NonZero and RoiAlign as unsupported, and parses and builds them.
-            with contextlib.suppress(ModelError), self._network(model):
+            with contextlib.suppress(ModelError), self.parsed(model):
                 theirs = ()
         nodes = {issue.node for issue in ours}
         return (*ours, *(issue for issue in theirs if issue.node not in nodes and (issue.node or not ours)))
@@ -178,8 +178,8 @@ class Generation(Loader):
         if not any(may_be_values(tensor_info(value)) for value in light.graph.input):
             return ()
 
-        with self._network(model) as network:
-            inputs, names = parsing.network_inputs(network)
+        with self.parsed(model) as (objects, _):
+            inputs, names = parsing.network_inputs(objects.network)
             return tuple((info.name, value_count(info)) for info in inputs if info.name in names)
 
     def limits(self, graph: ModelProto) -> tuple[Issue, ...]:
@@ -190,26 +190,21 @@ class Generation(Loader):
 
     @contextlib.contextmanager
     def _parser(self) -> Iterator[tuple[SimpleNamespace, Messages]]:
-        """A parser with an empty network, and what TensorRT says meanwhile."""
+        """A parser with an empty network, and what TensorRT says meanwhile; for one at a time."""
         if not self.capabilities.builds_without_gpu and not (gpu := self.gpu()):
             raise DeviceError(
                 f"asking TensorRT's parser ({self}) needs a GPU: {gpu.reason}; TensorRT-RTX needs none ({to_install('rtx')})"
             )
-        with self.started(self.capabilities.typed_graph) as (objects, messages):
-            yield objects, messages
-
-    @contextlib.contextmanager
-    def started(self, typed: bool) -> Iterator[tuple[SimpleNamespace, Messages]]:
-        """Yield what `_started` does, and what TensorRT says meanwhile; for one at a time."""
+        typed = self.capabilities.typed_graph
         with self._lock, self._collector.collecting() as messages, self._started(typed, messages) as objects:
             yield objects, messages
 
     @contextlib.contextmanager
-    def _network(self, model: Path) -> Iterator[Any]:
-        """The network that the parser makes of `model`."""
+    def parsed(self, model: Path) -> Iterator[tuple[SimpleNamespace, Messages]]:
+        """`_parser` with the network that it makes of `model`, typed where it can be."""
         with self._parser() as (objects, messages):
             parsing.parse(objects.parser, model, parsing.light_model(model), messages, str(model))
-            yield objects.network
+            yield objects, messages
 
     @contextlib.contextmanager
     def _started(self, typed: bool, messages: Messages) -> Iterator[SimpleNamespace]:

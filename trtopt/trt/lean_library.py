@@ -15,7 +15,6 @@ from trtopt.core.version import package_version
 from trtopt.trt.compatibility import numbers
 
 _WHEELS = ("tensorrt_lean", "tensorrt_lean_libs")
-_held: list[ctypes.CDLL] = []  # never unloaded
 
 
 def problem(version: str, folder: Path) -> str:
@@ -53,11 +52,9 @@ def _in_wheels(major: int) -> list[Path]:
 def _version(library: str) -> tuple[int, ...] | None:
     """The version that a library says itself to be; None where it can't be loaded."""
     try:
-        handle = ctypes.CDLL(library)
-        number = int(handle.getInferLibVersion())
+        number = int(ctypes.CDLL(library).getInferLibVersion())  # ctypes never unloads it
     except (OSError, AttributeError):
         return None
-    _held.append(handle)
     # 8601 is 8.6.1, and 101601 is 10.16.1
     thousand, hundred = (1000, 100) if number < 10_000 else (10_000, 100)
     return number // thousand, number % thousand // hundred, number % hundred

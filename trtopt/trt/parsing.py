@@ -11,6 +11,7 @@ import numpy as np
 from trtopt.core.errors import InvalidModel, UnsupportedOperator
 from trtopt.core.files import whole
 from trtopt.core.values import Issue, TensorInfo
+from trtopt.core.words import counted
 from trtopt.cuda.tensors import DTYPES
 from trtopt.trt.layers import HEAVY_OPS
 from trtopt.trt.messages import Messages, in_words, tidy
@@ -128,8 +129,7 @@ def parse(parser: Any, model: Path, light: ModelProto, messages: Messages, name:
 def refusal(name: str, issues: Sequence[Issue]) -> UnsupportedOperator:
     """The error that says what of a model is refused."""
     count = len([issue for issue in issues if issue.node]) or len(issues)
-    what = f"{count} part{'s' if count > 1 else ''}"
-    return UnsupportedOperator(f"TensorRT can't take {what} of {name}", issues)
+    return UnsupportedOperator(f"TensorRT can't take {counted(count, 'part')} of {name}", issues)
 
 
 def network_inputs(network: Any) -> tuple[tuple[TensorInfo, ...], frozenset[str]]:
