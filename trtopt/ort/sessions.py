@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
-from trtopt.core.errors import DataError, ModelError, require
+from trtopt.core.errors import ModelError, require
 from trtopt.core.files import whole, write_bytes
 from trtopt.core.host import cores
 from trtopt.core.library_output import quiet
