@@ -74,13 +74,13 @@ def test_a_captured_graph_replays(gpu: Device) -> None:
 
         def round_trip() -> None:
             stream.to_device(memory, source, 4)
-            to_host = gpu.cuda.functions.cudaMemcpyKind.cudaMemcpyDeviceToHost
-            gpu.cuda("cudaMemcpyAsync", target.handle, memory.handle, 4, to_host, stream.handle)
+            to_host = gpu.functions.cudaMemcpyKind.cudaMemcpyDeviceToHost
+            gpu("cudaMemcpyAsync", target.handle, memory.handle, 4, to_host, stream.handle)
 
         with stream.capture(round_trip) as graph:
             for value in (3, 5):
                 source.array(np.int32, (1,))[0] = value
-                graph.launch(stream)
+                graph.launch(stream.handle)
                 stream.synchronize()
                 assert target.array(np.int32, (1,))[0] == value
 
@@ -112,7 +112,7 @@ def test_what_is_let_go_of_during_a_capture_is_freed_after_it(gpu: Device, cuda:
         else:
             with stream.capture(enqueue) as graph:
                 assert cuda.live == before - 3 + 1
-                graph.launch(stream)
+                graph.launch(stream.handle)
         gpu.buffer(8).free()  # at once again
         assert cuda.live == before - 3
 

@@ -22,13 +22,13 @@ def test_copies_and_graphs_give_back_what_went_in(gpu: Device) -> None:
 
         def round_trip() -> None:
             stream.to_device(memory, source, values.nbytes)
-            to_host = gpu.cuda.functions.cudaMemcpyKind.cudaMemcpyDeviceToHost
-            gpu.cuda("cudaMemcpyAsync", target.handle, memory.handle, values.nbytes, to_host, stream.handle)
+            to_host = gpu.functions.cudaMemcpyKind.cudaMemcpyDeviceToHost
+            gpu("cudaMemcpyAsync", target.handle, memory.handle, values.nbytes, to_host, stream.handle)
 
         with stream.capture(round_trip) as graph:
             for factor in (1, 3):
                 source.array(np.float32, values.shape)[:] = values * factor
-                graph.launch(stream)
+                graph.launch(stream.handle)
                 stream.synchronize()
                 np.testing.assert_array_equal(target.array(np.float32, values.shape), values * factor)
 

@@ -33,7 +33,7 @@ def test_no_call_changes_the_threads_current_device(gpu: Device, builds: Builds,
     wrong: list[object] = []
 
     def work(before: int | None) -> None:
-        driver = gpu.cuda.driver
+        driver = gpu.driver
         assert driver is not None
         driver.set_current(before)
         for devices in everywhere:
@@ -45,7 +45,7 @@ def test_no_call_changes_the_threads_current_device(gpu: Device, builds: Builds,
                 wrong.append(driver.current() == before or f"in the session, devices={devices}")
             wrong.append(driver.current() == before or f"closed, devices={devices}")
 
-    for before in (None, gpu.cuda.context, *(other.cuda.context for other in others)):
+    for before in (None, gpu.context, *(other.context for other in others)):
         thread = threading.Thread(target=work, args=(before,))
         thread.start()
         thread.join()

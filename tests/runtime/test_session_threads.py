@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from fake_cuda import Code, CudaFailure
 from fake_session import (
     FakeContext,
     FakeCuda,
@@ -336,8 +337,8 @@ def test_threads_copy_launch_and_wait_without_the_gil(
         assert asked.count("wait") == (asked.count("launch") if works else 0)
         with pytest.raises(UsageError):
             session.run({"x": np.zeros((9, 40_000), np.float32)})
-        monkeypatch.setattr(Slot, "wait", Mock(side_effect=DeviceError("as if the GPU had failed")))
-        with pytest.raises(DeviceError):
+        with monkeypatch.context() as patch, pytest.raises(DeviceError):
+            patch.setattr(FakeCuda, "cudaStreamSynchronize", Mock(side_effect=CudaFailure(Code.cudaErrorIllegalAddress)))
             session.run({"x": np.zeros((1, 40_000), np.float32)})
 
 
@@ -591,7 +592,7 @@ def test_a_stream_of_the_callers_is_met_on_its_device(
 
 def hold(session: Session, held: Driver, contexts: int) -> None:
     """Give the session's GPU driver's functions, and slots that know of them."""
-    at = session._gpus[0].device.cuda
+    at = session._gpus[0].device
     at.driver, at.context = held, held.current()
     session._slots.close()  # made before
     session._slots = SlotPool([partial(Slot, session._gpus[0])], contexts)

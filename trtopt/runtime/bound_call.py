@@ -135,9 +135,9 @@ def _repeated(
             with slot.device.current():
                 enqueue()
         else:
-            slot.launch(replay, own)
+            replay.graph.launch(own)
         if waits:
-            slot.wait(own)
+            slot.device("cudaStreamSynchronize", own)
         for target, source in copies_out:
             np.copyto(target, source)
 

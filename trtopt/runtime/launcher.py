@@ -85,9 +85,9 @@ class Launcher:
     """
 
     def __init__(self, engine: GpuEngine, stream: Stream) -> None:
-        self._device, self._stream, self._cuda = engine.device, stream, engine.device.cuda
+        self._device, self._stream = engine.device, stream
         self.loaded, self._signature, self._memory = engine.loaded, engine.signature, engine.memory
-        kinds = self._cuda.functions.cudaMemcpyKind
+        kinds = self._device.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
         self.reads_shapes = any(item.on_host for item in self._signature.inputs)
         self._scratch = self._memory.gpu(self.loaded.scratch_bytes)
@@ -260,7 +260,7 @@ class Launcher:
         """Return the size of a result whose shape is known by now, since TensorRT has waited for it; with room for it."""
         bound_context.allocators[tensor.name].check()
         if tensor.name not in self.allocated:
-            self._cuda("cudaStreamSynchronize", target)
+            self._device("cudaStreamSynchronize", target)
         if tensor.name not in self.allocated:
             raise EngineError(f"TensorRT gave no shape for output {tensor.name!r}, which depends on the data")
         size = tensor.nbytes(self.allocated[tensor.name])
@@ -285,7 +285,7 @@ class Launcher:
 
     def _copy(self, to: int, source: int, nbytes: int, kind: Any, target: int) -> None:
         if nbytes:
-            self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
+            self._device("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
     def capture(self, bound_context: BoundContext, locations: Locations) -> tuple[Graph | None, str]:
         """Return a CUDA graph of a call; or why there is none."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
 from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
-from trtopt.cuda.device import Cuda, Device, Event, HostBuffer
+from trtopt.cuda.device import Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks
 from trtopt.runtime.contexts import ContextCache
 from trtopt.runtime.gpu_engine import GpuEngine
@@ -42,17 +42,14 @@ class Slot:
     def __init__(self, engine: GpuEngine) -> None:
         device = engine.device
         self.device, self.signature = device, engine.signature
-        self._cuda, self._ordinal = device.cuda, device.info.ordinal
-        kinds = self._cuda.functions.cudaMemcpyKind
-        # Not of `self`: a result that is kept would keep the slot.
-        self._fetch = functools.partial(_fetch, device.cuda, kinds.cudaMemcpyDeviceToHost)
+        self._ordinal, self._fetch = device.info.ordinal, device.fetch
         self.stream = device.stream()
         self.stream_ptr = self.stream.handle
         self._event = device.event(timing=False)
         self._events: dict[int, Event] = {}
         self.stretches: Stretches | None = None  # for whole calls without the GIL
-        if (driver := device.cuda.driver) is not None and device.cuda.context is not None and available():
-            self.stretches = Stretches(driver, device.cuda.context, self.stream_ptr)
+        if device.driver is not None and device.context is not None and available():
+            self.stretches = Stretches(device.driver, device.context, self.stream_ptr)
         self._pending_stream: int | None = None  # a caller's stream on which this slot's last call may still run
         self._incomplete = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
@@ -153,7 +150,7 @@ class Slot:
             return dict(zip(self.signature.results, results))
         outputs, late = self._outputs(bound_context, results, wanted, None)  # while the GPU works
         if last is not first and last.run_without_gil():
-            self.wait(self.stream_ptr)
+            self.device("cudaStreamSynchronize", self.stream_ptr)
             for target, landing in late:
                 np.copyto(target, landing)
         return outputs
@@ -169,7 +166,7 @@ class Slot:
             return self._run(bound_context, arrays, self.lay_out(bound_context, arrays, wanted, sys.maxsize), wanted)
         self.give_inputs(layout, target)
         if replay is not None:
-            self.launch(replay, target)
+            replay.graph.launch(target)
             self.replays += 1
         else:
             self.launcher.enqueue(bound_context, locations, target)
@@ -183,8 +180,8 @@ class Slot:
         with self.device.current():  # whose default stream is meant
             for stream in streams:
                 if stream != target and not self.device.idle(stream):
-                    self._cuda("cudaEventRecord", self._event.raw, stream)
-                    self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
+                    self.device("cudaEventRecord", self._event.raw, stream)
+                    self.device("cudaStreamWaitEvent", target, self._event.raw, 0)
         for staging, array in copies:
             np.copyto(staging, array)
 
@@ -195,10 +192,10 @@ class Slot:
         free = None if waits else wanted.stream
         outputs, copies = self._outputs(bound_context, results, wanted, free)
         if free is not None:
-            self._cuda("cudaEventRecord", self._event.raw, free)
+            self.device("cudaEventRecord", self._event.raw, free)
             self._pending_stream = free
         else:
-            self.wait(self.stream_ptr if wanted.stream is None else wanted.stream)
+            self.device("cudaStreamSynchronize", self.stream_ptr if wanted.stream is None else wanted.stream)
         for array, landing in copies:
             np.copyto(array, landing)
         return outputs
@@ -244,14 +241,6 @@ class Slot:
             outputs[tensor.name] = value
         return outputs, copies
 
-    def launch(self, replay: Replay, stream: int) -> None:
-        """Give a graph to a stream."""
-        self._cuda("cudaGraphLaunch", replay.graph.raw, stream)
-
-    def wait(self, stream: int) -> None:
-        """Wait until what was given to the stream is done."""
-        self._cuda("cudaStreamSynchronize", stream)
-
     def wait_previous(self, stream: int | None) -> None:
         """Let what the last call left behind end, or come before what is given to `stream` now."""
         if self.shared:  # given to a stream of the caller's, nobody knows until when
@@ -263,7 +252,7 @@ class Slot:
                 self._event.synchronize()
             self._incomplete, self._pending_stream = False, None
         elif self._pending_stream is not None and self._pending_stream != stream:
-            self._cuda("cudaStreamWaitEvent", self.stream_ptr if stream is None else stream, self._event.raw, 0)
+            self.device("cudaStreamWaitEvent", self.stream_ptr if stream is None else stream, self._event.raw, 0)
             self._pending_stream = None
 
     def _ready(self, address: int, stream: int) -> Event:
@@ -271,7 +260,7 @@ class Slot:
         event = self._events.get(address)
         if event is None:
             event = self._events[address] = self.device.event(timing=False)
-        self._cuda("cudaEventRecord", event.raw, stream)
+        self.device("cudaEventRecord", event.raw, stream)
         return event
 
     def close(self) -> None:
@@ -294,15 +283,11 @@ def _is_pinned(array: NDArray[Any]) -> bool:
     return isinstance(owner, HostBuffer) and array.flags.c_contiguous
 
 
-def _fetch(cuda: Cuda, to_host: Any, target: NDArray[Any], address: int) -> None:
-    cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
-
-
 def _follow_default(device: Device, event: Event, stream: int) -> None:
     """Let what is given to the stream from now on come after what the current device's default stream has to do by now."""
     if not device.idle(LEGACY):
-        device.cuda("cudaEventRecord", event.raw, LEGACY)
-        device.cuda("cudaStreamWaitEvent", stream, event.raw, 0)
+        device("cudaEventRecord", event.raw, LEGACY)
+        device("cudaStreamWaitEvent", stream, event.raw, 0)
 
 
 def read_on(stream: int, arrays: Sequence[Source]) -> None:

@@ -177,7 +177,7 @@ def _bare(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[Callable[[], None
     graph, note = slot.launcher.capture(bound_context, tuple(inside))
     if graph is None:
         return (lambda: slot.launcher.enqueue(bound_context, tuple(inside), slot.stream_ptr)), False, note
-    return (lambda: graph.launch(slot.stream)), True, ""
+    return (lambda: graph.launch(slot.stream_ptr)), True, ""
 
 
 def _profile(slot: Slot, arrays: Sequence[NDArray[Any]], iterations: int, warmup: int) -> list[dict[str, float]]:
