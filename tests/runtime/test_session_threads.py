@@ -34,6 +34,7 @@ from fake_session import (
 
 from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.cuda.arrays import start
+from trtopt.cuda.device import Stream
 from trtopt.cuda.driver import Driver, address_of
 from trtopt.runtime.bound_call import prepare_call
 from trtopt.runtime.session import Session
@@ -338,7 +339,9 @@ def test_threads_copy_launch_and_wait_without_the_gil(
         with pytest.raises(UsageError):
             session.run({"x": np.zeros((9, 40_000), np.float32)})
         with monkeypatch.context() as patch, pytest.raises(DeviceError):
-            patch.setattr(FakeCuda, "cudaStreamSynchronize", Mock(side_effect=CudaFailure(Code.cudaErrorIllegalAddress)))
+            patch.setattr(
+                FakeCuda, "cudaStreamSynchronize", Mock(side_effect=CudaFailure(Code.cudaErrorIllegalAddress))
+            )
             session.run({"x": np.zeros((1, 40_000), np.float32)})
 
 
@@ -416,7 +419,7 @@ def _calls_on_the_gpu(session: Session, cuda: FakeCuda) -> list[Any]:
         return result
 
     held = list[Any]()
-    with device.stream() as maker:
+    with Stream(device) as maker:
         for seed in range(60):
             inputs = inputs_of(4, seed)["x"]
             if seed % 15 == 0:
@@ -530,7 +533,7 @@ def test_a_bound_call_on_the_gpu_comes_after_the_stream_that_makes_its_array(
     with open_session(large_engine(cuda)) as session:
         hold(session, held, 1)
         device, values = session._gpus[0].device, np.ones((2, 40_000), np.float32)
-        with device.stream() as maker:
+        with Stream(device) as maker:
             x = OnGpu(device, values, maker.handle)
             with session.bind({"x": x}) as bound:
                 to, values[:] = x.buffer.handle, 3
@@ -573,7 +576,7 @@ def test_a_stream_of_the_callers_is_met_on_its_device(
         return call
 
     with open_session(large_engine(cuda)) as session:
-        mine = session._gpus[0].device.stream()
+        mine = Stream(session._gpus[0].device)
         number = mine.handle
         for name in ("cudaGraphLaunch", "cudaStreamSynchronize"):
             monkeypatch.setattr(FakeCuda, name, watched(getattr(FakeCuda, name)))

@@ -224,18 +224,6 @@ class Device:
         kind = self.functions.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self("cudaMemcpy", target.ctypes.data, address, target.nbytes, kind)
 
-    def buffer(self, nbytes: int) -> DeviceBuffer:
-        return DeviceBuffer(self, nbytes)
-
-    def pinned(self, nbytes: int) -> HostBuffer:
-        return HostBuffer(self, nbytes)
-
-    def stream(self) -> Stream:
-        return Stream(self)
-
-    def event(self, timing: bool = True) -> Event:
-        return Event(self, timing)
-
 
 _Self = TypeVar("_Self", bound="Resource")
 

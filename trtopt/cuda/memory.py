@@ -34,13 +34,13 @@ class Memory:
                     f"{nbytes} more bytes of GPU memory are needed; this session has {self.gpu_bytes} of at most "
                     f"{self.limit}: open it with a higher memory limit or fewer contexts, or use smaller batches"
                 )
-            self._held.add(buffer := self.device.buffer(nbytes))
+            self._held.add(buffer := DeviceBuffer(self.device, nbytes))
             return buffer
 
     def pinned(self, nbytes: int) -> HostBuffer:
         """Page-locked host memory."""
         with self._lock:
-            self._held.add(buffer := self.device.pinned(nbytes))
+            self._held.add(buffer := HostBuffer(self.device, nbytes))
             return buffer
 
     @property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
 from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
-from trtopt.cuda.device import Device, Event, HostBuffer
+from trtopt.cuda.device import Device, Event, HostBuffer, Stream
 from trtopt.cuda.memory import Block, Blocks
 from trtopt.runtime.contexts import ContextCache
 from trtopt.runtime.gpu_engine import GpuEngine
@@ -43,9 +43,9 @@ class Slot:
         device = engine.device
         self.device, self.signature = device, engine.signature
         self._ordinal, self._fetch = device.info.ordinal, device.fetch
-        self.stream = device.stream()
+        self.stream = Stream(device)
         self.stream_ptr = self.stream.handle
-        self._event = device.event(timing=False)
+        self._event = Event(device, timing=False)
         self._events: dict[int, Event] = {}
         self.stretches: Stretches | None = None  # for whole calls without the GIL
         if device.driver is not None and device.context is not None and available():
@@ -259,7 +259,7 @@ class Slot:
         """An event after what `stream` has to do by now. One for each address: results there follow one another."""
         event = self._events.get(address)
         if event is None:
-            event = self._events[address] = self.device.event(timing=False)
+            event = self._events[address] = Event(self.device, timing=False)
         self.device("cudaEventRecord", event.raw, stream)
         return event
 

@@ -134,7 +134,7 @@ def _time(slot: Slot, arrays: Sequence[NDArray[Any]], iterations: int, warmup: i
     for _ in range(warmup):
         launch()
     stream.synchronize()
-    events: list[Event] = [slot.device.event() for _ in range(min(iterations, _QUEUED) + 1)]
+    events: list[Event] = [Event(slot.device) for _ in range(min(iterations, _QUEUED) + 1)]
     gpu: list[float] = []
     try:
         while len(gpu) < iterations:
