@@ -232,10 +232,7 @@ class _Run:
 
 def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[dict[str, Array]]:
     """Read arrays by input name, from whatever form they were given in; several, where each has all inputs."""
-    several = isinstance(source, Iterable) and not (
-        _is_path(source) or isinstance(source, Mapping) or _is_array(source)
-    )
-    read = [part for item in (list(source) if several else [source]) for part in _read(item, inputs, limit)]
+    read = _read(source, inputs, limit)
     if len(read) > 1 and all(part.keys() == {info.name for info in inputs} for part in read):
         return read
     arrays: dict[str, Array] = {}
@@ -252,6 +249,8 @@ def _read(item: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[di
     if _is_array(item):
         return [{only(inputs, "an array", _NAMED).name: np.asarray(item)}]
     if not _is_path(item):
+        if isinstance(item, Iterable):
+            return [part for each in item for part in _read(each, inputs, limit)]
         raise UsageError(
             f"`data=` holds {type(item).__name__}; an array, a file, a mapping of input names to these, or a list of them is "
             "needed"

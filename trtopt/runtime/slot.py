@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
 from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
-from trtopt.cuda.device import Device, Event, HostBuffer, Stream
+from trtopt.cuda.device import Event, HostBuffer, Stream
 from trtopt.cuda.memory import Block, Blocks
 from trtopt.runtime.contexts import ContextCache
 from trtopt.runtime.gpu_engine import GpuEngine
@@ -55,7 +54,7 @@ class Slot:
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
         self.launcher = Launcher(engine, self.stream)
         self.contexts = ContextCache(engine, self.launcher)
-        self.blocks = Blocks(engine.memory, functools.partial(_follow_default, device, self._event))
+        self.blocks = Blocks(engine.memory, self._event)
         self.replays = 0
 
     def run(self, arrays: Sequence[Source], wanted: Wanted = _NEW) -> dict[str, Any]:
@@ -281,13 +280,6 @@ def _is_pinned(array: NDArray[Any]) -> bool:
     while isinstance(owner, np.ndarray):
         owner = owner.base
     return isinstance(owner, HostBuffer) and array.flags.c_contiguous
-
-
-def _follow_default(device: Device, event: Event, stream: int) -> None:
-    """Let what is given to the stream from now on come after what the current device's default stream has to do by now."""
-    if not device.idle(LEGACY):
-        device("cudaEventRecord", event.raw, LEGACY)
-        device("cudaStreamWaitEvent", stream, event.raw, 0)
 
 
 def read_on(stream: int, arrays: Sequence[Source]) -> None:

@@ -40,11 +40,6 @@ def copying(to: int, source: int, nbytes: int) -> Row:
     return _COPY, to, source, nbytes
 
 
-def same(at: int, value: int) -> Row:
-    """Fails unless the word at that address is `value`."""
-    return _SAME, at, value, 0
-
-
 class NativeCall:
     """Rows, done one after another; for one thread at a time.
 
@@ -128,7 +123,8 @@ class Stretches:
         rows = [copying(start(to), 0, to.nbytes) for to, _ in copies]
         sources = tuple(_WIDTH * row + _SOURCE for row in range(len(rows)))
         if streams:
-            rows += [calling(driver.getting, here), same(here, self._context)]
+            # Ends here unless that context is the current one.
+            rows += [calling(driver.getting, here), (_SAME, here, self._context, 0)]
         rows += [calling(driver.querying, stream) for stream in streams]
         rows.append(calling(driver.launching, replay.graph.handle, self._stream))
         pairs = zip(results, landing)
