@@ -77,6 +77,7 @@ class _Tensor(ctypes.Structure):
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _NAME = b"dltensor"
+_STAYS = contextlib.nullcontext()
 
 
 def view(obj: Any, stream: int) -> NDArray[Any] | View:
@@ -216,7 +217,9 @@ def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
         if kind not in (_CPU, _CUDA, _PINNED):
             raise UsageError(f"{name} lies in memory of DLPack's device type {kind}; host or CUDA memory is needed")
         if kind == _CUDA:
-            with _current(obj, ordinal):
+            torch: Any = sys.modules.get("torch") if _root(obj.__class__) == "torch" else None
+            elsewhere = torch is not None and torch.cuda.current_device() != ordinal
+            with torch.cuda.device(ordinal) if elsewhere else _STAYS:  # torch exports only from the current GPU
                 capsule = obj.__dlpack__(stream=stream)
         else:
             capsule = obj.__dlpack__()
@@ -240,15 +243,6 @@ def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
         return np.empty(shape, dtype)
     steps = None if strides is None else tuple(step * dtype.itemsize for step in strides)
     return _array_at(address, shape, steps, _plain(dtype), capsule).view(dtype)
-
-
-def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
-    """torch exports only from the GPU that is current."""
-    torch = sys.modules.get("torch") if _root(obj.__class__) == "torch" else None
-    if torch is None or torch.cuda.current_device() == ordinal:
-        return contextlib.nullcontext()
-    switch: contextlib.AbstractContextManager[Any] = torch.cuda.device(ordinal)
-    return switch
 
 
 def _array_at(address: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any], owner: Any) -> NDArray[Any]:

@@ -130,14 +130,14 @@ def _repeated(
     def call() -> None:
         if whole is not None and not whole.run_without_gil():
             return
-        slot.give_inputs(layout, own)
-        if replay is None:
-            with slot.device.current():
+        with slot.device.current():
+            slot.give_inputs(layout, own)
+            if replay is None:
                 enqueue()
-        else:
-            replay.graph.launch(own)
-        if waits:
-            slot.device("cudaStreamSynchronize", own)
+            else:
+                replay.graph.launch(own)
+            if waits:
+                slot.device("cudaStreamSynchronize", own)
         for target, source in copies_out:
             np.copyto(target, source)
 

@@ -45,7 +45,10 @@ class ContextCache:
 
     def bind(self, arrays: Sequence[Source]) -> BoundContext:
         """Return a context set up for the shapes of these arrays, and for values that give shapes."""
-        shapes = self._signature.accept(arrays)
+        for tensor, array in zip(self._signature.inputs, arrays):
+            if array.dtype != tensor.dtype:  # ranks and shapes are checked where they are new
+                check_array(tensor, array)
+        shapes = tuple([array.shape for array in arrays])
         values: tuple[bytes, ...] = ()
         if self._reads_shapes:
             pairs = zip(self._signature.inputs, arrays)

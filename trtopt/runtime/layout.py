@@ -62,6 +62,9 @@ class Wanted:
     example: Any = None
 
 
+PLAIN = Wanted()  # new arrays of NumPy's, waited for
+
+
 def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:
     """Raise UsageError unless an array for a result has its shape."""
     if tuple(array.shape) != shape:

@@ -19,6 +19,7 @@ from trtopt.runtime.launcher import BoundContext, Launcher
 from trtopt.runtime.layout import (
     DEVICE,
     PINNED,
+    PLAIN,
     STAGED,
     Copy,
     Layout,
@@ -32,7 +33,6 @@ from trtopt.runtime.layout import (
 from trtopt.runtime.stretch import Replay, Stretches, available
 
 _LARGE = 64 << 10  # bytes: from this on a graph of its own is worth it for an input in pinned memory
-_NEW = Wanted()
 
 
 class Slot:
@@ -57,7 +57,7 @@ class Slot:
         self.blocks = Blocks(engine.memory, self._event)
         self.replays = 0
 
-    def run(self, arrays: Sequence[Source], wanted: Wanted = _NEW) -> dict[str, Any]:
+    def run(self, arrays: Sequence[Source], wanted: Wanted = PLAIN) -> dict[str, Any]:
         """Infer once.
 
         What happens before the launch is kept short; what can be done while the GPU works, is done then. On a caller's
@@ -174,13 +174,13 @@ class Slot:
         return self.finish(bound_context, layout[2], wanted, waits)
 
     def give_inputs(self, layout: Layout, target: int) -> None:
-        """Let what `target` is given from now on come after the work that makes the arrays, and copy those in host memory."""
+        """Let what `target` is given from now on come after the work that makes the arrays, and copy those in host memory. The
+        default stream is the current device's, which must be this one."""
         _, copies, _, streams = layout
-        with self.device.current():  # whose default stream is meant
-            for stream in streams:
-                if stream != target and not self.device.idle(stream):
-                    self.device("cudaEventRecord", self._event.raw, stream)
-                    self.device("cudaStreamWaitEvent", target, self._event.raw, 0)
+        for stream in streams:
+            if stream != target and not self.device.idle(stream):
+                self.device("cudaEventRecord", self._event.raw, stream)
+                self.device("cudaStreamWaitEvent", target, self._event.raw, 0)
         for staging, array in copies:
             np.copyto(staging, array)
 
