@@ -155,7 +155,7 @@ class ContextCache:
         can = bound_context.warm and None not in bound_context.outputs and not self._launcher.loaded.captures_itself
         if not self._most_contexts or not can:
             return False
-        foreign = any(location.place in (DEVICE, PINNED) for location in locations)
+        foreign = any(place in (DEVICE, PINNED) for place, _ in locations)
         if not foreign or locations in bound_context.recent_locations:
             return bound_context is not self._fallback or not self._shares
         if len(bound_context.recent_locations) > _REMEMBERED:

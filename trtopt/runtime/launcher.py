@@ -228,21 +228,22 @@ class Launcher:
         if locations not in bound_context.separate:
             self._check_overlap(bound_context, locations)
         for tensor, size, location in zip(self._signature.inputs, bound_context.given, locations):
-            if tensor.on_host or location.place == DEVICE:
-                bound_context.address(tensor.name, location.address or self.buffer(tensor).handle)
+            place, address = location
+            if tensor.on_host or place == DEVICE:
+                bound_context.address(tensor.name, address or self.buffer(tensor).handle)
                 continue
             inside = self.gpu[tensor.name].handle
             bound_context.address(tensor.name, inside)
             if location != RESIDENT:
-                source = location.address or self.host[tensor.name].handle
+                source = address or self.host[tensor.name].handle
                 self._copy(inside, source, size, self._to_gpu, target)
         back: list[tuple[Tensor, int]] = []
         outputs = list(zip(self._signature.outputs, bound_context.outputs, locations[len(bound_context.given) :]))
-        for tensor, shape, location in outputs:
+        for tensor, shape, (place, address) in outputs:
             if shape is None:
                 self.allocated.pop(tensor.name, None)  # the last call's must not stand for this one's
-            elif location.place == DEVICE:
-                bound_context.address(tensor.name, location.address)
+            elif place == DEVICE:
+                bound_context.address(tensor.name, address)
             elif tensor.on_host or tensor.nbytes(shape) <= MAPPED:
                 bound_context.address(tensor.name, self.host[tensor.name].handle)
             else:

@@ -27,7 +27,6 @@ from trtopt.runtime.layout import (
     Result,
     Source,
     Wanted,
-    at,
     check_shape,
 )
 from trtopt.runtime.stretch import Replay, Stretches, available
@@ -96,7 +95,7 @@ class Slot:
                 locations.append(self._seen(array, streams))
                 on_gpu = True
             elif array.base is not None and array.nbytes >= least and not tensor.on_host and _is_pinned(array):
-                locations.append(at(PINNED, start(array)))
+                locations.append((PINNED, start(array)))
             else:
                 locations.append(STAGED)
                 copies.append((staging, array))
@@ -110,7 +109,7 @@ class Slot:
             given = out.get(tensor.name)
             if given is None and on_gpu and shape is not None and not tensor.on_host:
                 results.append(block := self.blocks.take(size, target, stream is None))
-                locations.append(at(DEVICE, block.address))
+                locations.append((DEVICE, block.address))
                 if stream is None:
                     streams.add(LEGACY)
                 continue
@@ -131,7 +130,7 @@ class Slot:
             raise UsageError(f"an input lies on GPU {array.ordinal}; this engine runs on GPU {self._ordinal}")
         if array.stream is not None:
             streams.add(array.stream)
-        return at(DEVICE, array.address)
+        return DEVICE, array.address
 
     def _replay(
         self, stretches: Stretches, replay: Replay, bound_context: BoundContext, layout: Layout, wanted: Wanted
@@ -158,9 +157,9 @@ class Slot:
         self, bound_context: BoundContext, arrays: Sequence[Source], layout: Layout, wanted: Wanted
     ) -> dict[str, Any]:
         locations, target = layout[0], self.stream_ptr if wanted.stream is None else wanted.stream
-        waits = wanted.stream is None or any(location.place != DEVICE for location in locations)
+        waits = wanted.stream is None or any(place != DEVICE for place, _ in locations)
         replay = self.contexts.replay(bound_context, locations)
-        if replay is None and any(location.place == PINNED for location in locations):
+        if replay is None and any(place == PINNED for place, _ in locations):
             # Graphs for addresses there are few: as if it lay elsewhere, then.
             return self._run(bound_context, arrays, self.lay_out(bound_context, arrays, wanted, sys.maxsize), wanted)
         self.give_inputs(layout, target)

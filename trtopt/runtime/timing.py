@@ -17,7 +17,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.values import LayerInfo, Precision, x
 from trtopt.cuda.device import Event
 from trtopt.runtime.launcher import BoundContext
-from trtopt.runtime.layout import DEVICE, PLAIN, RESIDENT, Location, Locations
+from trtopt.runtime.layout import DEVICE, PLAIN, RESIDENT, Locations
 from trtopt.runtime.open_engine import OpenEngine
 from trtopt.runtime.slot import Slot
 
@@ -167,9 +167,9 @@ def _run_once(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[BoundContext,
 def _bare(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[Callable[[], None], bool, str]:
     """Copy the inputs in; return a function that launches the inference alone, True for a CUDA graph, and why it is none."""
     bound_context, locations = _run_once(slot, arrays)
-    inside = [location if location.place == DEVICE else RESIDENT for location in locations[: len(arrays)]]
+    inside = [location if location[0] == DEVICE else RESIDENT for location in locations[: len(arrays)]]
     for tensor, shape in zip(slot.signature.outputs, bound_context.outputs):
-        inside.append(RESIDENT if shape is None else Location(DEVICE, slot.launcher.buffer(tensor).handle))
+        inside.append(RESIDENT if shape is None else (DEVICE, slot.launcher.buffer(tensor).handle))
     graph, note = slot.launcher.capture(bound_context, tuple(inside))
     if graph is None:
         return (lambda: slot.launcher.enqueue(bound_context, tuple(inside), slot.stream_ptr)), False, note
