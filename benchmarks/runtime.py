@@ -281,11 +281,11 @@ class Bench:
                 load.warm(8)
             device = Device(0)
             gc.collect()
-            before, held = device.free_memory(), session.memory()
+            before, held = device("cudaMemGetInfo")[0], session.memory()
             with watchdog(PATIENCE, "8 threads", show):
                 found = load.threads(8, self.calls)
             gc.collect()
-            after = device.free_memory()
+            after = device("cudaMemGetInfo")[0]
             said = f"{found.calls} calls, {found.wrong} not exactly the reference (worst {found.worst:.2g})"
             note(f"8 threads × {self.calls} calls, batch 1 to 8", said, "all exact", found.right)
             note("their throughput", f"{found.rate:.0f} calls/s")
@@ -320,7 +320,7 @@ class Bench:
                     calls[index % len(calls)]()
                 device.synchronize()
                 gc.collect()
-                seen.append((device.free_memory(), _resident(), session.memory().gpu))
+                seen.append((device("cudaMemGetInfo")[0], _resident(), session.memory().gpu))
             (free, resident, held), (free_after, resident_after, held_after) = seen
             note(
                 f"{len(calls)} kinds of calls, after 10,000 and 100,000: GPU memory free",

@@ -28,8 +28,9 @@ from trtopt.cuda.driver import Driver, driver_library, primary_context
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
 _UNLOADING = 4  # cudaErrorCudartUnloading: the process is ending and CUDA has already released everything
 # Read by cuInit. Loading every kernel image at once makes a TensorRT 8.6 build many times slower.
-_lazy_loading, _started = Shared(lambda: variable("CUDA_MODULE_LOADING", "LAZY")), list[bool]()
+_lazy_loading, _started = Shared(lambda: variable("CUDA_MODULE_LOADING", "LAZY")), threading.Event()
 _CUDA_RUNTIME = "cuda.bindings.runtime"
+_STAYS = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,9 @@ def _ask(library: ctypes.CDLL) -> Probe:
         call(function, ctypes.byref(value), *arguments)
         return value.value
 
-    if _started:
+    with _STAYS if _started.is_set() else _lazy_loading:
         call("cuInit", 0)
-    else:
-        with _lazy_loading:
-            call("cuInit", 0)
-        _started.append(True)
+    _started.set()
     version = integer("cuDriverGetVersion")
     devices: list[DeviceInfo] = []
     for ordinal in range(integer("cuDeviceGetCount")):
@@ -144,9 +142,6 @@ class _Current:
     def __exit__(self, *_: object) -> None:
         if (driver := self._device.driver) is not None:
             driver.set_current(self._before)
-
-
-_STAYS = contextlib.nullcontext()
 
 
 class Device:
@@ -204,10 +199,6 @@ class Device:
             "cudaErrorMemoryAllocation": "; free GPU memory, or use a smaller batch",
         }.get(name, "")
         raise DeviceError(f"{function} failed: {name} ({text}){hint}")
-
-    def free_memory(self) -> int:
-        """Bytes not in use by any process."""
-        return int(self("cudaMemGetInfo")[0])
 
     def synchronize(self) -> None:
         """Wait until all work given to this GPU is done."""

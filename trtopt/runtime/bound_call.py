@@ -6,6 +6,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from trtopt.runtime.slot import Slot, read_on
 from trtopt.runtime.stretch import Replay
 
 
-class BoundCall:
+class BoundCall(AbstractContextManager["BoundCall"]):
     """Inference on the same arrays again and again: `session.bind(…)` made it, and calling it runs it.
 
     Nothing is checked or looked up any more, so a call costs what replaying a CUDA graph costs. Until `close` it holds one of
@@ -60,9 +61,6 @@ class BoundCall:
         with self._lock:
             self._call, self._references = _closed, None
         self._finalizer()
-
-    def __enter__(self) -> BoundCall:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -246,7 +246,7 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
 def _read(item: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[dict[str, Array]]:
     if isinstance(item, Mapping):
         return [{str(key): _loaded(held) if _is_path(held) else np.asarray(held) for key, held in item.items()}]
-    if _is_array(item):
+    if hasattr(item, "__array__"):
         return [{only(inputs, "an array", _NAMED).name: np.asarray(item)}]
     if not _is_path(item):
         if isinstance(item, Iterable):
@@ -271,10 +271,6 @@ def _read(item: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[di
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, os.PathLike))
-
-
-def _is_array(item: Any) -> bool:
-    return hasattr(item, "__array__")
 
 
 def _loaded(source: str | os.PathLike[str]) -> Array:
