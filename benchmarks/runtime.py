@@ -37,7 +37,7 @@ from trtopt.core.progress import StreamReporter
 from trtopt.cuda.clocks import clocks
 from trtopt.cuda.device import Device, probe
 from trtopt.runtime.session import Session
-from trtopt.runtime.stretch import available
+from trtopt.runtime.stretch import AVAILABLE
 
 PARTS = ("latency", "lite0", "resnet", "stress", "scaling", "leak")
 ONE = (1, 3, 224, 224)
@@ -479,7 +479,7 @@ def main() -> int:
     note("GPU", ", ".join(map(str, found.devices)), f"driver's CUDA {'.'.join(map(str, found.driver or ()))}")
     note("its load before", "not known" if busy is None else f"{busy} %")
     bench = Bench(given.folder, given.level, given.calls)
-    built = "built" if available() else "not built"
+    built = "built" if AVAILABLE else "not built"
     python = sys.version.split()[0]
     note("software", f"TensorRT {bench.trt.__version__}, Python {python}, NumPy {np.__version__}, C extension {built}")
     try:

@@ -79,8 +79,7 @@ def test_a_captured_graph_replays(gpu: Device) -> None:
 
         def round_trip() -> None:
             stream.to_device(memory, source, 4)
-            to_host = gpu.functions.cudaMemcpyKind.cudaMemcpyDeviceToHost
-            gpu("cudaMemcpyAsync", target.handle, memory.handle, 4, to_host, stream.handle)
+            gpu("cudaMemcpyAsync", target.handle, memory.handle, 4, gpu.to_host, stream.handle)
 
         with stream.capture(round_trip) as graph:
             for value in (3, 5):

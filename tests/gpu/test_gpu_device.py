@@ -22,8 +22,7 @@ def test_copies_and_graphs_give_back_what_went_in(gpu: Device) -> None:
 
         def round_trip() -> None:
             stream.to_device(memory, source, values.nbytes)
-            to_host = gpu.functions.cudaMemcpyKind.cudaMemcpyDeviceToHost
-            gpu("cudaMemcpyAsync", target.handle, memory.handle, values.nbytes, to_host, stream.handle)
+            gpu("cudaMemcpyAsync", target.handle, memory.handle, values.nbytes, gpu.to_host, stream.handle)
 
         with stream.capture(round_trip) as graph:
             for factor in (1, 3):

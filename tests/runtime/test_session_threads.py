@@ -40,7 +40,7 @@ from trtopt.runtime.bound_call import prepare_call
 from trtopt.runtime.session import Session
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import SlotPool
-from trtopt.runtime.stretch import NativeCall, available, calling
+from trtopt.runtime.stretch import AVAILABLE, NativeCall, calling
 
 
 def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open_session: Open) -> None:
@@ -260,7 +260,7 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
 @pytest.fixture
 def stretches() -> None:
     """The test is about calls in one stretch, without the GIL."""
-    if not available():
+    if not AVAILABLE:
         pytest.skip("the C extension isn't built: it needs a C compiler when trtopt is installed")
 
 
@@ -270,7 +270,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "stretch":
         request.getfixturevalue("stretches")
     else:
-        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
+        monkeypatch.setattr("trtopt.runtime.slot.AVAILABLE", False)
 
 
 def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
@@ -460,7 +460,7 @@ def test_calls_on_the_gpu_give_the_same_in_one_stretch_and_in_python(
         held, _kept = driver(cuda, asked, way != "driver that fails")
         with monkeypatch.context() as patch:
             if way == "python":
-                patch.setattr("trtopt.runtime.slot.available", lambda: False)
+                patch.setattr("trtopt.runtime.slot.AVAILABLE", False)
             with open_session(adding_engine(cuda), contexts=1) as session:
                 hold(session, held, 1)
                 found.append(_calls_on_the_gpu(session, cuda))

@@ -157,6 +157,8 @@ class Device:
     def __init__(self, ordinal: int = 0, *, functions: Any = None, info: DeviceInfo | None = None) -> None:
         self.info, self._process = info or require_gpu("running an engine", ordinal), os.getpid()
         self.functions = functions or require(_CUDA_RUNTIME, "gpu", "running an engine")
+        kinds = self.functions.cudaMemcpyKind
+        self.to_gpu, self.to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
         # Held during captures: to synchronize the whole device then would be an error, and break the capture.
         self.capturing = threading.Lock()
         self.driver = Driver.load() if functions is None else None
@@ -212,8 +214,7 @@ class Device:
 
     def fetch(self, target: NDArray[Any], address: int) -> None:
         """Fill an array in host memory with what is at an address on the GPU."""
-        kind = self.functions.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        self("cudaMemcpy", target.ctypes.data, address, target.nbytes, kind)
+        self("cudaMemcpy", target.ctypes.data, address, target.nbytes, self.to_host)
 
 
 _Self = TypeVar("_Self", bound="Resource")
@@ -356,8 +357,7 @@ class Stream(Resource):
         """Copy the first `nbytes`; returns at once, so leave `source` alone until the stream gets there."""
         if nbytes > min(target.nbytes, source.nbytes):
             raise DeviceError(f"copying {nbytes} bytes from a buffer of {source.nbytes} to one of {target.nbytes}")
-        direction = self._device.functions.cudaMemcpyKind.cudaMemcpyHostToDevice
-        self._device("cudaMemcpyAsync", target.handle, source.handle, nbytes, direction, self.raw)
+        self._device("cudaMemcpyAsync", target.handle, source.handle, nbytes, self._device.to_gpu, self.raw)
 
     def record(self, event: Event) -> None:
         self._device("cudaEventRecord", event.raw, self.raw)

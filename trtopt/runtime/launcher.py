@@ -87,8 +87,7 @@ class Launcher:
     def __init__(self, engine: GpuEngine, stream: Stream) -> None:
         self._device, self._stream = engine.device, stream
         self.loaded, self._signature, self._memory = engine.loaded, engine.signature, engine.memory
-        kinds = self._device.functions.cudaMemcpyKind
-        self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
+        self._to_gpu, self._to_host = engine.device.to_gpu, engine.device.to_host
         self.reads_shapes = any(item.on_host for item in self._signature.inputs)
         self._scratch = self._memory.gpu(self.loaded.scratch_bytes)
         self.epoch = 0

@@ -29,7 +29,7 @@ from trtopt.runtime.layout import (
     Wanted,
     check_shape,
 )
-from trtopt.runtime.stretch import Replay, Stretches, available
+from trtopt.runtime.stretch import AVAILABLE, Replay, Stretches
 
 _LARGE = 64 << 10  # bytes: from this on a graph of its own is worth it for an input in pinned memory
 
@@ -46,7 +46,7 @@ class Slot:
         self._event = Event(device, timing=False)
         self._events: dict[int, Event] = {}
         self.stretches: Stretches | None = None  # for whole calls without the GIL
-        if device.driver is not None and device.context is not None and available():
+        if device.driver is not None and device.context is not None and AVAILABLE:
             self.stretches = Stretches(device.driver, device.context, self.stream_ptr)
         self._pending_stream: int | None = None  # a caller's stream on which this slot's last call may still run
         self._incomplete = False  # a call ended early: its work may still run

@@ -1,7 +1,7 @@
 """Copies and calls in a row that a thread does without Python's GIL: a whole call, by its CUDA graph, in one stretch.
 
 A row is four words: a C function's address and up to three arguments, or what `_native.c` does itself. A stretch ends at the
-first row that gives something else than 0. Only where the C extension is built (`available`).
+first row that gives something else than 0. Only where the C extension is built (`AVAILABLE`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from trtopt.runtime.layout import Layout
 _COPY, _SAME = 0, 1
 _WIDTH, _TO, _SOURCE = 4, 1, 2  # words of a row, and of a copy's row
 
+AVAILABLE = native.run is not None and native.hold is not None
 Row = tuple[int, int, int, int]
-
-
-def available() -> bool:
-    return native.run is not None and native.hold is not None
 
 
 def calling(function: int, a: int, b: int = 0) -> Row:
