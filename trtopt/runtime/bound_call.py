@@ -117,6 +117,7 @@ def _repeated(
 ) -> Callable[[], None]:
     """Return a function of the call: in one stretch where that can be, else by its graph, else by `enqueue`."""
     own = slot.stream_ptr if stream is None else stream
+    launch = enqueue if replay is None else functools.partial(replay.graph.launch, own)
     pairs = zip(layout[2], bound_context.landing)
     copies_out = [(to, landing) for to, landing in pairs if isinstance(to, np.ndarray) and landing is not None]
     waits = bool(stream is None or layout[1] or copies_out)
@@ -130,10 +131,7 @@ def _repeated(
             return
         with slot.device.current():
             slot.give_inputs(layout, own)
-            if replay is None:
-                enqueue()
-            else:
-                replay.graph.launch(own)
+            launch()
             if waits:
                 slot.device("cudaStreamSynchronize", own)
         for target, source in copies_out:
