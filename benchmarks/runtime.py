@@ -37,7 +37,7 @@ from trtopt.core.progress import StreamReporter
 from trtopt.cuda.clocks import clocks
 from trtopt.cuda.device import Device, probe
 from trtopt.runtime.session import Session
-from trtopt.runtime.stretch import available
+from trtopt.runtime.stretch import AVAILABLE
 
 PARTS = ("latency", "lite0", "resnet", "stress", "scaling", "leak")
 ONE = (1, 3, 224, 224)
@@ -281,11 +281,11 @@ class Bench:
                 load.warm(8)
             device = Device(0)
             gc.collect()
-            before, held = device.free_memory(), session.memory()
+            before, held = device("cudaMemGetInfo")[0], session.memory()
             with watchdog(PATIENCE, "8 threads", show):
                 found = load.threads(8, self.calls)
             gc.collect()
-            after = device.free_memory()
+            after = device("cudaMemGetInfo")[0]
             said = f"{found.calls} calls, {found.wrong} not exactly the reference (worst {found.worst:.2g})"
             note(f"8 threads × {self.calls} calls, batch 1 to 8", said, "all exact", found.right)
             note("their throughput", f"{found.rate:.0f} calls/s")
@@ -320,7 +320,7 @@ class Bench:
                     calls[index % len(calls)]()
                 device.synchronize()
                 gc.collect()
-                seen.append((device.free_memory(), _resident(), session.memory().gpu))
+                seen.append((device("cudaMemGetInfo")[0], _resident(), session.memory().gpu))
             (free, resident, held), (free_after, resident_after, held_after) = seen
             note(
                 f"{len(calls)} kinds of calls, after 10,000 and 100,000: GPU memory free",
@@ -479,7 +479,7 @@ def main() -> int:
     note("GPU", ", ".join(map(str, found.devices)), f"driver's CUDA {'.'.join(map(str, found.driver or ()))}")
     note("its load before", "not known" if busy is None else f"{busy} %")
     bench = Bench(given.folder, given.level, given.calls)
-    built = "built" if available() else "not built"
+    built = "built" if AVAILABLE else "not built"
     python = sys.version.split()[0]
     note("software", f"TensorRT {bench.trt.__version__}, Python {python}, NumPy {np.__version__}, C extension {built}")
     try:

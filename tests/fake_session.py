@@ -17,7 +17,7 @@ import pytest
 from fake_cuda import FakeContext as FakeContext, FakeCuda, FakeEngine
 from numpy.typing import NDArray
 
-from trtopt.cuda.device import Device, DeviceInfo, Probe
+from trtopt.cuda.device import Device, DeviceBuffer, DeviceInfo, Probe
 from trtopt.runtime.session import Session
 from trtopt.trt.loader import Loader
 from trtopt.trt.plans import LoadedEngine
@@ -127,7 +127,7 @@ class OnGpu:
     """An array of another library's in the fake GPU's memory."""
 
     def __init__(self, device: Device, values: Array, stream: int | None = None, *, read_only: bool = False) -> None:
-        self.buffer = device.buffer(values.nbytes)
+        self.buffer = DeviceBuffer(device, values.nbytes)
         ctypes.memmove(self.buffer.handle, values.ctypes.data, values.nbytes)
         self.values, self.stream, self.read_only = values, stream, read_only
 

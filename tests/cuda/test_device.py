@@ -13,7 +13,7 @@ from fake_cuda import FakeCuda
 
 from trtopt.core.errors import DeviceError
 from trtopt.cuda import device as module
-from trtopt.cuda.device import Device, DeviceInfo, probe, require_gpu
+from trtopt.cuda.device import Device, DeviceBuffer, DeviceInfo, Event, HostBuffer, Stream, probe, require_gpu
 
 INFO = DeviceInfo(0, "Fake GPU", 89, 1 << 30)
 
@@ -31,7 +31,7 @@ def gpu(cuda: FakeCuda) -> Iterator[Device]:
 
 
 def test_freeing_twice_is_harmless_and_use_after_it_is_refused(gpu: Device, cuda: FakeCuda) -> None:
-    memory, host, stream = gpu.buffer(16), gpu.pinned(16), gpu.stream()
+    memory, host, stream = DeviceBuffer(gpu, 16), HostBuffer(gpu, 16), Stream(gpu)
     memory.free()
     memory.free()
     assert cuda.calls.count("cudaFree") == 1
@@ -44,7 +44,7 @@ def test_freeing_twice_is_harmless_and_use_after_it_is_refused(gpu: Device, cuda
 
 
 def test_memory_is_returned_when_nothing_refers_to_it_but_not_while_a_view_does(gpu: Device, cuda: FakeCuda) -> None:
-    view = gpu.pinned(8).array(np.int32, (2,))
+    view = HostBuffer(gpu, 8).array(np.int32, (2,))
     gc.collect()
     assert len(cuda.regions) == 1
     view[:] = 7
@@ -55,11 +55,11 @@ def test_memory_is_returned_when_nothing_refers_to_it_but_not_while_a_view_does(
 
 def test_an_error_code_becomes_an_error_with_name_text_and_advice(gpu: Device) -> None:
     with pytest.raises(DeviceError, match=r"cudaMalloc failed: cudaErrorMemoryAllocation .*smaller batch"):
-        gpu.buffer(1 << 40)
+        DeviceBuffer(gpu, 1 << 40)
 
 
 def test_events_measure_gpu_time(gpu: Device, cuda: FakeCuda) -> None:
-    with gpu.event() as start, gpu.event() as end, gpu.stream() as stream:
+    with Event(gpu) as start, Event(gpu) as end, Stream(gpu) as stream:
         stream.record(start)
         with pytest.raises(DeviceError, match="cudaEventElapsedTime"):
             end.milliseconds_since(start)
@@ -70,27 +70,31 @@ def test_events_measure_gpu_time(gpu: Device, cuda: FakeCuda) -> None:
 
 
 def test_a_captured_graph_replays(gpu: Device) -> None:
-    with gpu.pinned(4) as source, gpu.pinned(4) as target, gpu.buffer(4) as memory, gpu.stream() as stream:
+    with (
+        HostBuffer(gpu, 4) as source,
+        HostBuffer(gpu, 4) as target,
+        DeviceBuffer(gpu, 4) as memory,
+        Stream(gpu) as stream,
+    ):
 
         def round_trip() -> None:
             stream.to_device(memory, source, 4)
-            to_host = gpu.cuda.functions.cudaMemcpyKind.cudaMemcpyDeviceToHost
-            gpu.cuda("cudaMemcpyAsync", target.handle, memory.handle, 4, to_host, stream.handle)
+            gpu("cudaMemcpyAsync", target.handle, memory.handle, 4, gpu.to_host, stream.handle)
 
         with stream.capture(round_trip) as graph:
             for value in (3, 5):
                 source.array(np.int32, (1,))[0] = value
-                graph.launch(stream)
+                graph.launch(stream.handle)
                 stream.synchronize()
                 assert target.array(np.int32, (1,))[0] == value
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_is_let_go_of_during_a_capture_is_freed_after_it(gpu: Device, cuda: FakeCuda, fails: bool) -> None:
-    with gpu.pinned(4) as source, gpu.buffer(4) as memory, gpu.stream() as stream:
-        cycle: list[Any] = [gpu.buffer(8), gpu.pinned(8)]
+    with HostBuffer(gpu, 4) as source, DeviceBuffer(gpu, 4) as memory, Stream(gpu) as stream:
+        cycle: list[Any] = [DeviceBuffer(gpu, 8), HostBuffer(gpu, 8)]
         cycle.append(cycle)
-        held = [cycle, gpu.buffer(8)]
+        held = [cycle, DeviceBuffer(gpu, 8)]
         del cycle
         before = cuda.live
 
@@ -98,7 +102,7 @@ def test_what_is_let_go_of_during_a_capture_is_freed_after_it(gpu: Device, cuda:
             held.clear()
             gc.collect()
             assert cuda.live == before, "in a real capture that is an error"
-            elsewhere = threading.Thread(target=lambda: gpu.buffer(8).free())  # other threads may
+            elsewhere = threading.Thread(target=lambda: DeviceBuffer(gpu, 8).free())  # other threads may
             elsewhere.start()
             elsewhere.join()
             stream.to_device(memory, source, 4)
@@ -112,14 +116,14 @@ def test_what_is_let_go_of_during_a_capture_is_freed_after_it(gpu: Device, cuda:
         else:
             with stream.capture(enqueue) as graph:
                 assert cuda.live == before - 3 + 1
-                graph.launch(stream)
-        gpu.buffer(8).free()  # at once again
+                graph.launch(stream.handle)
+        DeviceBuffer(gpu, 8).free()  # at once again
         assert cuda.live == before - 3
 
 
 @pytest.mark.parametrize("own_error", [True, False])
 def test_a_capture_that_fails_leaves_the_stream_usable(gpu: Device, cuda: FakeCuda, own_error: bool) -> None:
-    with gpu.stream() as stream:
+    with Stream(gpu) as stream:
 
         def misuse() -> None:
             if own_error:

@@ -93,7 +93,7 @@ def threads() -> list[str]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which samples are copied."""
     if not request.param:
-        monkeypatch.setattr(native, "run", None)
+        monkeypatch.setattr("trtopt.runtime.batch.AVAILABLE", False)
     elif native.run is None:
         pytest.skip("the C extension isn't built: it needs a C compiler when trtopt is installed")
 

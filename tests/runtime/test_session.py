@@ -30,7 +30,7 @@ from manifests import made
 from trtopt.core.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.arrays import DeviceArray, stream_handle
-from trtopt.cuda.device import Probe
+from trtopt.cuda.device import Probe, Stream
 from trtopt.runtime.launcher import BoundContext
 from trtopt.runtime.open_engine import SessionStats
 from trtopt.runtime.session import Session
@@ -223,7 +223,7 @@ def test_a_result_that_is_let_go_of_is_read_before_its_memory_is_used_again(
     with open_session(adding_engine(cuda)) as session:
         device = session._gpus[0].device
         row = OnGpu(device, inputs_of(4)["row"])
-        with device.stream() as other:
+        with Stream(device) as other:
             stream = 1 if reader is None else other.handle
             wanted, seen = [], []
             for seed in range(24):
@@ -248,7 +248,7 @@ def test_on_the_callers_stream_nothing_is_waited_for(cuda: FakeCuda, open_sessio
         device = session._gpus[0].device
         inputs = inputs_of(4)
         x, row = OnGpu(device, inputs["x"]), OnGpu(device, inputs["row"])
-        with device.stream() as mine:
+        with Stream(device) as mine:
             for _ in range(4):
                 waits = cuda.calls.count("cudaStreamSynchronize")
                 result = session.run({"x": x, "row": row}, stream=mine.handle)["y"]
@@ -265,7 +265,7 @@ def test_a_result_array_of_ours_that_is_written_again_is_waited_for_again(cuda: 
         device = session._gpus[0].device
         first, second = inputs_of(4), inputs_of(4, 1)
         row = OnGpu(device, first["row"])
-        with device.stream() as one, device.stream() as other:
+        with Stream(device) as one, Stream(device) as other:
             x = OnGpu(device, first["x"])
             result = session.run({"x": x, "row": row}, stream=one.handle)["y"]
             one.synchronize()
@@ -318,7 +318,7 @@ def test_a_bound_call_runs_on_the_callers_stream(cuda: FakeCuda, open_session: O
         device = session._gpus[0].device
         inputs, other = inputs_of(4), inputs_of(4, 1)
         x, row = OnGpu(device, inputs["x"]), OnGpu(device, inputs["row"])
-        with device.stream() as mine:
+        with Stream(device) as mine:
             bound = session.bind({"x": x, "row": row}, stream=mine.handle)
             values = other["x"]
             cuda.push(mine.handle, lambda to=x.buffer.handle: ctypes.memmove(to, values.ctypes.data, values.nbytes))

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from fake_cuda import Code, CudaFailure
 from fake_session import (
     FakeContext,
     FakeCuda,
@@ -33,12 +34,13 @@ from fake_session import (
 
 from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.cuda.arrays import start
+from trtopt.cuda.device import Stream
 from trtopt.cuda.driver import Driver, address_of
 from trtopt.runtime.bound_call import prepare_call
 from trtopt.runtime.session import Session
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import SlotPool
-from trtopt.runtime.stretch import NativeCall, available, calling
+from trtopt.runtime.stretch import AVAILABLE, NativeCall, calling
 
 
 def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open_session: Open) -> None:
@@ -258,7 +260,7 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
 @pytest.fixture
 def stretches() -> None:
     """The test is about calls in one stretch, without the GIL."""
-    if not available():
+    if not AVAILABLE:
         pytest.skip("the C extension isn't built: it needs a C compiler when trtopt is installed")
 
 
@@ -268,7 +270,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "stretch":
         request.getfixturevalue("stretches")
     else:
-        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
+        monkeypatch.setattr("trtopt.runtime.slot.AVAILABLE", False)
 
 
 def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
@@ -336,8 +338,10 @@ def test_threads_copy_launch_and_wait_without_the_gil(
         assert asked.count("wait") == (asked.count("launch") if works else 0)
         with pytest.raises(UsageError):
             session.run({"x": np.zeros((9, 40_000), np.float32)})
-        monkeypatch.setattr(Slot, "wait", Mock(side_effect=DeviceError("as if the GPU had failed")))
-        with pytest.raises(DeviceError):
+        with monkeypatch.context() as patch, pytest.raises(DeviceError):
+            patch.setattr(
+                FakeCuda, "cudaStreamSynchronize", Mock(side_effect=CudaFailure(Code.cudaErrorIllegalAddress))
+            )
             session.run({"x": np.zeros((1, 40_000), np.float32)})
 
 
@@ -415,7 +419,7 @@ def _calls_on_the_gpu(session: Session, cuda: FakeCuda) -> list[Any]:
         return result
 
     held = list[Any]()
-    with device.stream() as maker:
+    with Stream(device) as maker:
         for seed in range(60):
             inputs = inputs_of(4, seed)["x"]
             if seed % 15 == 0:
@@ -456,7 +460,7 @@ def test_calls_on_the_gpu_give_the_same_in_one_stretch_and_in_python(
         held, _kept = driver(cuda, asked, way != "driver that fails")
         with monkeypatch.context() as patch:
             if way == "python":
-                patch.setattr("trtopt.runtime.slot.available", lambda: False)
+                patch.setattr("trtopt.runtime.slot.AVAILABLE", False)
             with open_session(adding_engine(cuda), contexts=1) as session:
                 hold(session, held, 1)
                 found.append(_calls_on_the_gpu(session, cuda))
@@ -529,7 +533,7 @@ def test_a_bound_call_on_the_gpu_comes_after_the_stream_that_makes_its_array(
     with open_session(large_engine(cuda)) as session:
         hold(session, held, 1)
         device, values = session._gpus[0].device, np.ones((2, 40_000), np.float32)
-        with device.stream() as maker:
+        with Stream(device) as maker:
             x = OnGpu(device, values, maker.handle)
             with session.bind({"x": x}) as bound:
                 to, values[:] = x.buffer.handle, 3
@@ -572,7 +576,7 @@ def test_a_stream_of_the_callers_is_met_on_its_device(
         return call
 
     with open_session(large_engine(cuda)) as session:
-        mine = session._gpus[0].device.stream()
+        mine = Stream(session._gpus[0].device)
         number = mine.handle
         for name in ("cudaGraphLaunch", "cudaStreamSynchronize"):
             monkeypatch.setattr(FakeCuda, name, watched(getattr(FakeCuda, name)))
@@ -591,7 +595,7 @@ def test_a_stream_of_the_callers_is_met_on_its_device(
 
 def hold(session: Session, held: Driver, contexts: int) -> None:
     """Give the session's GPU driver's functions, and slots that know of them."""
-    at = session._gpus[0].device.cuda
+    at = session._gpus[0].device
     at.driver, at.context = held, held.current()
     session._slots.close()  # made before
     session._slots = SlotPool([partial(Slot, session._gpus[0])], contexts)

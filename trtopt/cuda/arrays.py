@@ -15,6 +15,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +77,7 @@ class _Tensor(ctypes.Structure):
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _NAME = b"dltensor"
+_STAYS = contextlib.nullcontext()
 
 
 def view(obj: Any, stream: int) -> NDArray[Any] | View:
@@ -215,7 +217,9 @@ def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
         if kind not in (_CPU, _CUDA, _PINNED):
             raise UsageError(f"{name} lies in memory of DLPack's device type {kind}; host or CUDA memory is needed")
         if kind == _CUDA:
-            with _current(obj, ordinal):
+            torch: Any = sys.modules.get("torch") if _root(obj.__class__) == "torch" else None
+            elsewhere = torch is not None and torch.cuda.current_device() != ordinal
+            with torch.cuda.device(ordinal) if elsewhere else _STAYS:  # torch exports only from the current GPU
                 capsule = obj.__dlpack__(stream=stream)
         else:
             capsule = obj.__dlpack__()
@@ -223,7 +227,10 @@ def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
     except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"{name} can't be read in place: {error}") from error
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
-    dtype = _dtype(tensor.dtype, obj)
+    code, bits, lanes = tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes
+    if (code, bits) not in _NAMES or lanes != 1:
+        raise UsageError(f"{name} has DLPack's type {code} of {bits} bits x {lanes}; it can't be taken")
+    dtype = numpy_dtype(_NAMES[code, bits])
     strides = tensor.strides[: tensor.ndim] if tensor.strides and tensor.ndim else None
     address = (tensor.data or 0) + tensor.byte_offset
     if not address and math.prod(shape):  # torch's fake tensors, and its zeros without memory
@@ -235,39 +242,18 @@ def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
     if 0 in shape:  # its address may be none, which older NumPy doesn't take
         return np.empty(shape, dtype)
     steps = None if strides is None else tuple(step * dtype.itemsize for step in strides)
-    return np.asarray(_Memory(address, shape, steps, _plain(dtype), capsule)).view(dtype)
+    return _array_at(address, shape, steps, _plain(dtype), capsule).view(dtype)
 
 
-def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
-    """torch exports only from the GPU that is current."""
-    torch = sys.modules.get("torch") if _root(obj.__class__) == "torch" else None
-    if torch is None or torch.cuda.current_device() == ordinal:
-        return contextlib.nullcontext()
-    switch: contextlib.AbstractContextManager[Any] = torch.cuda.device(ordinal)
-    return switch
-
-
-class _Memory:
-    """An address as NumPy takes it; the array keeps this, and this keeps `owner`."""
-
-    def __init__(self, address: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any], owner: Any) -> None:
-        self.owner = owner
-        interface = {"data": (address, False), "shape": shape, "strides": strides, "typestr": dtype.str, "version": 3}
-        self.__array_interface__ = interface
+def _array_at(address: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any], owner: Any) -> NDArray[Any]:
+    """Return an array of the memory at an address, which keeps `owner`."""
+    interface = {"data": (address, False), "shape": shape, "strides": strides, "typestr": dtype.str, "version": 3}
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=owner))
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """A type of NumPy's own of the same size, for bfloat16 and its like."""
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
-
-
-def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
-    name = _NAMES.get((kind.code, kind.bits))
-    if name is None or kind.lanes != 1:
-        raise UsageError(
-            f"{type(obj).__name__} has DLPack's type {kind.code} of {kind.bits} bits x {kind.lanes}; it can't be taken"
-        )
-    return numpy_dtype(name)
 
 
 def _contiguous(shape: Shape, strides: Any, stride: int) -> bool:
@@ -372,7 +358,7 @@ class DeviceArray:
         if copy or (dl_device is not None and tuple(dl_device) != (_CUDA, self.ordinal)):
             raise BufferError("only the memory itself is given, on its own GPU, without a copy")
         self.given(stream)
-        memory = np.asarray(_Memory(self.address, self.shape, None, _plain(self.dtype), self))
+        memory = _array_at(self.address, self.shape, None, _plain(self.dtype), self)
         return _capsule(memory, self.dtype, (_CUDA, self.ordinal))
 
     def __repr__(self) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,46 +46,38 @@ class Clocks:
 def clocks(ordinal: int = 0, load: Callable[[], object] | None = None) -> Clocks:
     """Look at a GPU; `load` is called again and again just before. Never raises for want of NVML."""
     try:
-        with _device(ordinal) as (nvml, device):
-            until = time.monotonic() + _LOADED
-            while load is not None and time.monotonic() < until:
-                load()
-            active = _asked(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, device) or 0
-            utilization = _asked(nvml, nvml.nvmlDeviceGetUtilizationRates, device)
-            return Clocks(
-                _asked(nvml, nvml.nvmlDeviceGetClockInfo, device, nvml.NVML_CLOCK_SM),
-                _asked(nvml, nvml.nvmlDeviceGetMaxClockInfo, device, nvml.NVML_CLOCK_SM),
-                None if utilization is None else utilization.gpu,
-                tuple(text for bit, text in _REASONS.items() if active & bit),
-            )
-    except _Unknown as error:
-        return Clocks(unknown=f"{error}: clocks and throttling are unknown")
-
-
-class _Unknown(Exception):
-    """The reason why NVML can't be asked."""
-
-
-@contextlib.contextmanager
-def _device(ordinal: int) -> Iterator[tuple[Any, Any]]:
-    """NVML and its handle of a GPU; CUDA_VISIBLE_DEVICES, which NVML doesn't know, is followed."""
-    try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        raise _Unknown("nvidia-ml-py isn't installed (pip install nvidia-ml-py)") from None
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    name = visible[ordinal] if ordinal < len(visible) else str(ordinal)
+        return _unknown("nvidia-ml-py isn't installed (pip install nvidia-ml-py)")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        raise _Unknown(f"NVML can't be asked ({error})") from None
+        return _unknown(f"NVML can't be asked ({error})")
+    # CUDA_VISIBLE_DEVICES, which NVML doesn't know, is followed.
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    name = visible[ordinal] if ordinal < len(visible) else str(ordinal)
     try:
         by_name = nvml.nvmlDeviceGetHandleByIndex if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID
-        yield nvml, by_name(int(name) if name.isdigit() else name)
+        device = by_name(int(name) if name.isdigit() else name)
+        until = time.monotonic() + _LOADED
+        while load is not None and time.monotonic() < until:
+            load()
+        active = _asked(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, device) or 0
+        utilization = _asked(nvml, nvml.nvmlDeviceGetUtilizationRates, device)
+        return Clocks(
+            _asked(nvml, nvml.nvmlDeviceGetClockInfo, device, nvml.NVML_CLOCK_SM),
+            _asked(nvml, nvml.nvmlDeviceGetMaxClockInfo, device, nvml.NVML_CLOCK_SM),
+            None if utilization is None else utilization.gpu,
+            tuple(text for bit, text in _REASONS.items() if active & bit),
+        )
     except nvml.NVMLError as error:
-        raise _Unknown(f"NVML knows no GPU {name} ({error})") from None
+        return _unknown(f"NVML knows no GPU {name} ({error})")
     finally:
         nvml.nvmlShutdown()
+
+
+def _unknown(why: str) -> Clocks:
+    return Clocks(unknown=f"{why}: clocks and throttling are unknown")
 
 
 def _asked(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:

@@ -2,7 +2,7 @@
 
 `probe` asks the driver through ctypes, so it needs no package and can't crash; call it before native code that would (TensorRT
 8.6's Runtime() segfaults without a GPU). CUDA's current device belongs to the thread, and to whoever else uses CUDA there: what
-needs it sets it and puts back what was there (`Cuda.current`); streams and graphs carry their own.
+needs it sets it and puts back what was there (`Device.current`); streams and graphs carry their own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from trtopt.cuda.driver import Driver, driver_library, primary_context
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
 _UNLOADING = 4  # cudaErrorCudartUnloading: the process is ending and CUDA has already released everything
 # Read by cuInit. Loading every kernel image at once makes a TensorRT 8.6 build many times slower.
-_lazy_loading, _started = Shared(lambda: variable("CUDA_MODULE_LOADING", "LAZY")), list[bool]()
+_lazy_loading, _started = Shared(lambda: variable("CUDA_MODULE_LOADING", "LAZY")), threading.Event()
 _CUDA_RUNTIME = "cuda.bindings.runtime"
+_STAYS = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def probe() -> Probe:
         return Probe(reason="no NVIDIA driver is installed (libcuda can't be loaded)")
     try:
         return _ask(library)
-    except (AttributeError, _DriverError) as error:  # AttributeError: a libcuda without a function asked for
+    except (AttributeError, DeviceError) as error:  # AttributeError: a libcuda without a function asked for
         return Probe(reason=str(error))
 
 
@@ -95,10 +96,6 @@ def current_gpu(ordinal: int) -> Iterator[None]:
         driver.set_current(before)
 
 
-class _DriverError(Exception):
-    """A libcuda function returned an error; the text names both."""
-
-
 def _ask(library: ctypes.CDLL) -> Probe:
     def call(function: str, *arguments: Any) -> None:
         code = getattr(library, function)(*arguments)
@@ -106,19 +103,16 @@ def _ask(library: ctypes.CDLL) -> Probe:
             text = ctypes.c_char_p()
             library.cuGetErrorString(code, ctypes.byref(text))
             reason = text.value.decode(errors="replace") if text.value else "no further text"
-            raise _DriverError(f"the NVIDIA driver answers {function} with error {code} ({reason})")
+            raise DeviceError(f"the NVIDIA driver answers {function} with error {code} ({reason})")
 
     def integer(function: str, *arguments: Any) -> int:
         value = ctypes.c_int()
         call(function, ctypes.byref(value), *arguments)
         return value.value
 
-    if _started:
+    with _STAYS if _started.is_set() else _lazy_loading:
         call("cuInit", 0)
-    else:
-        with _lazy_loading:
-            call("cuInit", 0)
-        _started.append(True)
+    _started.set()
     version = integer("cuDriverGetVersion")
     devices: list[DeviceInfo] = []
     for ordinal in range(integer("cuDeviceGetCount")):
@@ -133,37 +127,42 @@ def _ask(library: ctypes.CDLL) -> Probe:
 
 
 class _Current:
-    """A block in which a device is the thread's current one; see `Cuda.current`."""
+    """A block in which a device is the thread's current one; see `Device.current`."""
 
-    __slots__ = ("_before", "_cuda")
+    __slots__ = ("_before", "_device")
 
-    def __init__(self, cuda: Cuda, before: int | None) -> None:
-        self._cuda, self._before = cuda, before
+    def __init__(self, device: Device, before: int | None) -> None:
+        self._device, self._before = device, before
 
     def __enter__(self) -> None:
-        cuda = self._cuda
-        if cuda.driver is None or cuda.driver.set_current(cuda.context):
-            cuda.use()  # without the driver's functions; or it says what is wrong
+        device = self._device
+        if device.driver is None or device.driver.set_current(device.context):
+            device.use()  # without the driver's functions; or it says what is wrong
 
     def __exit__(self, *_: object) -> None:
-        if (driver := self._cuda.driver) is not None:
+        if (driver := self._device.driver) is not None:
             driver.set_current(self._before)
 
 
-_STAYS = contextlib.nullcontext()
+class Device:
+    """One GPU of this process, by its number as CUDA counts (CUDA_VISIBLE_DEVICES applies). Calling it calls a function of the
+    CUDA runtime there, whose return code is checked.
 
+    In tests `functions` stands in for cuda.bindings.runtime, without a `driver`; then `info` must be given too. `context` is
+    what `Driver.current` gives where this device is current.
 
-class Cuda:
-    """The CUDA runtime's functions on one device, each return code checked; others in tests, which have no `driver`.
-
-    `context` is what `Driver.current` gives where this device is current.
+    Raises: DeviceError (no such GPU, or CUDA can't use it), MissingDependency (cuda-bindings isn't installed).
     """
 
-    def __init__(self, ordinal: int, functions: Any = None) -> None:
+    def __init__(self, ordinal: int = 0, *, functions: Any = None, info: DeviceInfo | None = None) -> None:
+        self.info, self._process = info or require_gpu("running an engine", ordinal), os.getpid()
         self.functions = functions or require(_CUDA_RUNTIME, "gpu", "running an engine")
-        self._ordinal, self._process = ordinal, os.getpid()
+        kinds = self.functions.cudaMemcpyKind
+        self.to_gpu, self.to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
+        # Held during captures: to synchronize the whole device then would be an error, and break the capture.
+        self.capturing = threading.Lock()
         self.driver = Driver.load() if functions is None else None
-        self.context = None if self.driver is None else primary_context(ordinal)
+        self.context = None if self.driver is None else primary_context(self.info.ordinal)
         if self.context is None:
             self.driver = None
             self.use()
@@ -173,7 +172,7 @@ class Cuda:
         with self.current():
             code, *values = getattr(self.functions, function)(*arguments)
         if code:
-            self.check(function, code)
+            self._check(function, code)
         return values[0] if len(values) == 1 else tuple(values) or None
 
     def current(self) -> AbstractContextManager[None]:
@@ -187,13 +186,13 @@ class Cuda:
         """Make the device this thread's current one; DeviceError where it can't be used, as in a process that was forked."""
         if os.getpid() != self._process:
             raise DeviceError("CUDA can't be used in a forked process; start workers with multiprocessing's 'spawn'")
-        (code,) = self.functions.cudaSetDevice(self._ordinal)
+        (code,) = self.functions.cudaSetDevice(self.info.ordinal)
         if code:
-            self.check("cudaSetDevice", code)
+            self._check("cudaSetDevice", code)
 
-    def check(self, function: str, code: Any) -> None:
-        """Raise DeviceError if `function` answered with an error code."""
-        if not code or int(code) == _UNLOADING:
+    def _check(self, function: str, code: Any) -> None:
+        """Raise DeviceError for the error code of a function."""
+        if int(code) == _UNLOADING:
             return
         answers = self.functions.cudaGetErrorName(code)[1], self.functions.cudaGetErrorString(code)[1]
         name, text = (item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in answers)
@@ -203,6 +202,20 @@ class Cuda:
         }.get(name, "")
         raise DeviceError(f"{function} failed: {name} ({text}){hint}")
 
+    def synchronize(self) -> None:
+        """Wait until all work given to this GPU is done."""
+        with self.capturing:
+            self("cudaDeviceSynchronize")
+
+    def idle(self, stream: int) -> bool:
+        """Return True if all work given to a stream, of whatever library, is done. The default one is the current device's."""
+        # Another answer than 0 is an error or "not ready": take it as busy.
+        return not (self.functions.cudaStreamQuery(stream)[0] if self.driver is None else self.driver.query(stream))
+
+    def fetch(self, target: NDArray[Any], address: int) -> None:
+        """Fill an array in host memory with what is at an address on the GPU."""
+        self("cudaMemcpy", target.ctypes.data, address, target.nbytes, self.to_host)
+
 
 _Self = TypeVar("_Self", bound="Resource")
 
@@ -210,9 +223,9 @@ _Self = TypeVar("_Self", bound="Resource")
 class Resource:
     """Something CUDA gave us: freed once, by `free`, by `with`, or when nothing refers to it any more."""
 
-    def __init__(self, cuda: Cuda, raw: Any, free: str) -> None:
-        self._cuda, self._raw = cuda, raw
-        self._finalizer = weakref.finalize(self, _release, cuda, free, raw, os.getpid())
+    def __init__(self, device: Device, raw: Any, free: str) -> None:
+        self._device, self._raw = device, raw
+        self._finalizer = weakref.finalize(self, _release, device, free, raw, os.getpid())
 
     @property
     def raw(self) -> Any:
@@ -243,27 +256,21 @@ class Resource:
         self.free()
 
 
-def _release(cuda: Cuda, function: str, raw: Any, process: int) -> None:
+def _release(device: Device, function: str, raw: Any, process: int) -> None:
     if os.getpid() == process:  # a forked child holds copies of handles that mean nothing there
-        after_capture(lambda: cuda(function, raw))
+        after_capture(lambda: device(function, raw))
 
 
-class _Capture(threading.local):
-    """This thread's: what is to be done when it has ended; None: none is under way."""
-
-    later: contextlib.ExitStack | None = None
-
-
-_capture = _Capture()
+_capture = threading.local()  # `later`: what is to be done when its capture has ended; None: none is under way
 
 
 def after_capture(action: Callable[[], object]) -> None:
     """Do it now; or, where this thread is capturing a CUDA graph, when that has ended: for what the garbage collector may call
     anywhere, since CUDA refuses to free in a thread that captures, and the capture is broken."""
-    if _capture.later is None:
+    if (later := getattr(_capture, "later", None)) is None:
         action()
     else:
-        _capture.later.callback(action)
+        later.callback(action)
 
 
 @contextlib.contextmanager
@@ -279,19 +286,19 @@ def _capturing() -> Iterator[None]:
 class DeviceBuffer(Resource):
     """`nbytes` of GPU memory."""
 
-    def __init__(self, cuda: Cuda, nbytes: int) -> None:
+    def __init__(self, device: Device, nbytes: int) -> None:
         self.nbytes = nbytes
-        super().__init__(cuda, cuda("cudaMalloc", max(1, nbytes)), "cudaFree")
+        super().__init__(device, device("cudaMalloc", max(1, nbytes)), "cudaFree")
         self.address = self.handle  # for who keeps this alive
 
 
 class HostBuffer(Resource):
     """`nbytes` of page-locked host memory, which the GPU copies from and to asynchronously."""
 
-    def __init__(self, cuda: Cuda, nbytes: int) -> None:
+    def __init__(self, device: Device, nbytes: int) -> None:
         self.nbytes = nbytes
-        address = cuda("cudaHostAlloc", max(1, nbytes), cuda.functions.cudaHostAllocPortable)
-        super().__init__(cuda, address, "cudaFreeHost")
+        address = device("cudaHostAlloc", max(1, nbytes), device.functions.cudaHostAllocPortable)
+        super().__init__(device, address, "cudaFreeHost")
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -308,62 +315,61 @@ class HostBuffer(Resource):
 class Event(Resource):
     """A point in a stream's work; with `timing`, milliseconds between two of them can be asked."""
 
-    def __init__(self, cuda: Cuda, timing: bool = True) -> None:
-        flags = cuda.functions.cudaEventDefault if timing else cuda.functions.cudaEventDisableTiming
-        super().__init__(cuda, cuda("cudaEventCreateWithFlags", flags), "cudaEventDestroy")
+    def __init__(self, device: Device, timing: bool = True) -> None:
+        flags = device.functions.cudaEventDefault if timing else device.functions.cudaEventDisableTiming
+        super().__init__(device, device("cudaEventCreateWithFlags", flags), "cudaEventDestroy")
 
     def synchronize(self) -> None:
         """Wait until the work before it is done."""
-        self._cuda("cudaEventSynchronize", self.raw)
+        self._device("cudaEventSynchronize", self.raw)
 
     def before(self, stream: int) -> None:
         """Let any stream wait for the work before it."""
-        self._cuda("cudaStreamWaitEvent", stream, self.raw, 0)
+        self._device("cudaStreamWaitEvent", stream, self.raw, 0)
 
     def milliseconds_since(self, start: Event) -> float:
         """GPU time from `start` to this; both must have been reached."""
-        return float(self._cuda("cudaEventElapsedTime", start.raw, self.raw))
+        return float(self._device("cudaEventElapsedTime", start.raw, self.raw))
 
 
 class Graph(Resource):
     """Captured work that one call launches."""
 
-    def __init__(self, cuda: Cuda, executable: Any) -> None:
-        super().__init__(cuda, executable, "cudaGraphExecDestroy")
+    def __init__(self, device: Device, executable: Any) -> None:
+        super().__init__(device, executable, "cudaGraphExecDestroy")
 
-    def launch(self, stream: Stream) -> None:
-        self._cuda("cudaGraphLaunch", self.raw, stream.raw)
+    def launch(self, stream: int) -> None:
+        self._device("cudaGraphLaunch", self.raw, stream)
 
 
 class Stream(Resource):
     """Work in order. It doesn't synchronize with the legacy default stream."""
 
-    def __init__(self, cuda: Cuda) -> None:
-        handle = cuda("cudaStreamCreateWithFlags", cuda.functions.cudaStreamNonBlocking)
-        super().__init__(cuda, handle, "cudaStreamDestroy")
+    def __init__(self, device: Device) -> None:
+        handle = device("cudaStreamCreateWithFlags", device.functions.cudaStreamNonBlocking)
+        super().__init__(device, handle, "cudaStreamDestroy")
 
     def synchronize(self) -> None:
         """Wait until its work is done; DeviceError where work before this failed."""
-        self._cuda("cudaStreamSynchronize", self.raw)
+        self._device("cudaStreamSynchronize", self.raw)
 
     def to_device(self, target: DeviceBuffer, source: HostBuffer, nbytes: int) -> None:
         """Copy the first `nbytes`; returns at once, so leave `source` alone until the stream gets there."""
         if nbytes > min(target.nbytes, source.nbytes):
             raise DeviceError(f"copying {nbytes} bytes from a buffer of {source.nbytes} to one of {target.nbytes}")
-        direction = self._cuda.functions.cudaMemcpyKind.cudaMemcpyHostToDevice
-        self._cuda("cudaMemcpyAsync", target.handle, source.handle, nbytes, direction, self.raw)
+        self._device("cudaMemcpyAsync", target.handle, source.handle, nbytes, self._device.to_gpu, self.raw)
 
     def record(self, event: Event) -> None:
-        self._cuda("cudaEventRecord", event.raw, self.raw)
+        self._device("cudaEventRecord", event.raw, self.raw)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Record what `enqueue` gives to this stream, without running it; buffers and shapes that it uses are fixed in the
         graph. Other threads may allocate and free meanwhile; what this one lets go of is freed afterwards. DeviceError where
         something in it can't be captured; the stream is usable again."""
-        functions = self._cuda.functions
+        functions = self._device.functions
         mode = functions.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         with _capturing():
-            self._cuda("cudaStreamBeginCapture", self.raw, mode)
+            self._device("cudaStreamBeginCapture", self.raw, mode)
             try:
                 enqueue()
             except BaseException:
@@ -373,57 +379,13 @@ class Stream(Resource):
                 functions.cudaGetLastError()  # a broken capture leaves its error behind; the next call must not report it
                 raise
             try:
-                graph = self._cuda("cudaStreamEndCapture", self.raw)
+                graph = self._device("cudaStreamEndCapture", self.raw)
             except DeviceError:
                 functions.cudaGetLastError()
                 raise
         try:
-            executable = Graph(self._cuda, self._cuda("cudaGraphInstantiate", graph, 0))
+            executable = Graph(self._device, self._device("cudaGraphInstantiate", graph, 0))
         finally:
-            self._cuda("cudaGraphDestroy", graph)
-        self._cuda("cudaGraphUpload", executable.raw, self.raw)
+            self._device("cudaGraphDestroy", graph)
+        self._device("cudaGraphUpload", executable.raw, self.raw)
         return executable
-
-
-class Device:
-    """One GPU of this process, by its number as CUDA counts (CUDA_VISIBLE_DEVICES applies).
-
-    In tests `functions` stands in for cuda.bindings.runtime; then `info` must be given too. `current` is `Cuda.current`, for
-    what isn't called through `cuda`, the runtime's functions on it.
-
-    Raises: DeviceError (no such GPU, or CUDA can't use it), MissingDependency (cuda-bindings isn't installed).
-    """
-
-    def __init__(self, ordinal: int = 0, *, functions: Any = None, info: DeviceInfo | None = None) -> None:
-        self.info = info or require_gpu("running an engine", ordinal)
-        self.cuda = Cuda(self.info.ordinal, functions)
-        self.current = self.cuda.current
-        # Held during captures: to synchronize the whole device then would be an error, and break the capture.
-        self.capturing = threading.Lock()
-
-    def free_memory(self) -> int:
-        """Bytes not in use by any process."""
-        return int(self.cuda("cudaMemGetInfo")[0])
-
-    def synchronize(self) -> None:
-        """Wait until all work given to this GPU is done."""
-        with self.capturing:
-            self.cuda("cudaDeviceSynchronize")
-
-    def idle(self, stream: int) -> bool:
-        """Return True if all work given to a stream, of whatever library, is done. The default one is the current device's."""
-        driver = self.cuda.driver
-        # Another answer than 0 is an error or "not ready": take it as busy.
-        return not (self.cuda.functions.cudaStreamQuery(stream)[0] if driver is None else driver.query(stream))
-
-    def buffer(self, nbytes: int) -> DeviceBuffer:
-        return DeviceBuffer(self.cuda, nbytes)
-
-    def pinned(self, nbytes: int) -> HostBuffer:
-        return HostBuffer(self.cuda, nbytes)
-
-    def stream(self) -> Stream:
-        return Stream(self.cuda)
-
-    def event(self, timing: bool = True) -> Event:
-        return Event(self.cuda, timing)

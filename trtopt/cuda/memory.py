@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
 
 from trtopt.core.errors import DeviceError
 from trtopt.cuda.arrays import LEGACY
-from trtopt.cuda.device import Device, DeviceBuffer, HostBuffer
+from trtopt.cuda.device import Device, DeviceBuffer, Event, HostBuffer
 
 _KEPT = 4  # blocks of one size that wait for streams of others, before the device is waited for
 _NONE, _DEFAULT = frozenset[int](), frozenset((LEGACY,))
@@ -34,13 +33,13 @@ class Memory:
                     f"{nbytes} more bytes of GPU memory are needed; this session has {self.gpu_bytes} of at most "
                     f"{self.limit}: open it with a higher memory limit or fewer contexts, or use smaller batches"
                 )
-            self._held.add(buffer := self.device.buffer(nbytes))
+            self._held.add(buffer := DeviceBuffer(self.device, nbytes))
             return buffer
 
     def pinned(self, nbytes: int) -> HostBuffer:
         """Page-locked host memory."""
         with self._lock:
-            self._held.add(buffer := self.device.pinned(nbytes))
+            self._held.add(buffer := HostBuffer(self.device, nbytes))
             return buffer
 
     @property
@@ -73,12 +72,12 @@ class Blocks:
     """Device memory for results, used again in the order of streams.
 
     A result's last reference may go while kernels of its reader still run. So a block that came back is lent to a call on a
-    stream if nothing but that stream and the legacy default one, which the call is made to `follow`, had to do with it. Where
-    other streams had (DLPack tells them), a few more blocks are made, and then the whole device is waited for.
+    stream if nothing but that stream and the legacy default one, which the call is made to follow by `event`, had to do with
+    it. Where other streams had (DLPack tells them), a few more blocks are made, and then the whole device is waited for.
     """
 
-    def __init__(self, memory: Memory, follow: Callable[[int], None]) -> None:
-        self._memory, self._follow = memory, follow
+    def __init__(self, memory: Memory, event: Event) -> None:
+        self._memory, self._event = memory, event
         # By their size in bytes, the size that was used last at the end.
         self._returned: OrderedDict[int, deque[tuple[DeviceBuffer, set[int]]]] = OrderedDict()
 
@@ -106,8 +105,10 @@ class Blocks:
                     del home[index]
                     if LEGACY not in streams:
                         return Block(buffer, home, set())
-                    if not followed:
-                        self._follow(stream)
+                    device = self._memory.device
+                    if not (followed or device.idle(LEGACY)):
+                        device("cudaEventRecord", self._event.raw, LEGACY)
+                        device("cudaStreamWaitEvent", stream, self._event.raw, 0)
                     return Block(buffer, home, {LEGACY} if followed else set())
             if waited or len(home) < _KEPT:
                 return Block(self._new(nbytes), home, set())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import EngineError, UsageError
-from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
+from trtopt.core.values import Profile, ShapeRange, x
 from trtopt.data.convert import numpy_dtype
 
 Shape = tuple[int, ...]
@@ -39,10 +39,6 @@ class Tensor:
     shape: Shape
     on_host: bool = False
     batch_axis: int | None = 0
-
-    @property
-    def info(self) -> TensorInfo:
-        return TensorInfo(self.name, self.dtype.name, self.shape, self.batch_axis)
 
     def nbytes(self, shape: Shape) -> int:
         return math.prod(shape) * self.dtype.itemsize
@@ -81,14 +77,6 @@ class Signature:
         if wrong:
             takes = ", ".join(repr(item.name) for item in self.inputs)
             raise UsageError(f"inputs: {', '.join(wrong)}; the engine takes {takes}")
-
-    def accept(self, arrays: Sequence[Any]) -> tuple[Shape, ...]:
-        """Return the shapes of all inputs; UsageError for a wrong type. (Ranks and shapes a slot checks that doesn't know
-        them.)"""
-        for tensor, array in zip(self.inputs, arrays):
-            if array.dtype != tensor.dtype:
-                check_array(tensor, array)
-        return tuple([array.shape for array in arrays])
 
     def profile(self, shapes: Sequence[Shape]) -> int:
         """The number of the profile for these input shapes: of those they fit, the one tuned for the nearest. UsageError where

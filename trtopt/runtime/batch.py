@@ -23,7 +23,7 @@ from trtopt.cuda.tensors import Shape
 from trtopt.data.rebatch import share
 from trtopt.runtime.launcher import MAPPED
 from trtopt.runtime.session import Session
-from trtopt.runtime.stretch import NativeCall, available, copying
+from trtopt.runtime.stretch import AVAILABLE, NativeCall, copying
 
 Array = NDArray[Any]
 Shapes = tuple[Shape, ...]  # of one sample, without the batch axis, for each input
@@ -163,7 +163,7 @@ class BatchRunner:
         for index, target in enumerate(arrays.values()):
             for request, first, stop in parts:
                 source = request.arrays[index]
-                if available() and source.flags.c_contiguous:
+                if AVAILABLE and source.flags.c_contiguous:
                     rows.append(copying(start(target) + first * target.strides[0], start(source), source.nbytes))
                 else:
                     target[first:stop] = source

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class BatcherStats(Described):
     longest_wait: float
 
 
-class Batcher:
+class Batcher(AbstractContextManager["Batcher"]):
     """Collects requests of equal shapes into batches that a session runs.
 
     A request joins the batch of its shape that is filling. A batch is due when it is full, when its oldest request has waited
@@ -182,9 +183,6 @@ class Batcher:
             else:
                 request.future.cancel()
         self._workers.shutdown(wait=not threading.current_thread().name.startswith(_NAME))
-
-    def __enter__(self) -> Batcher:
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(finish=kind is None)

@@ -6,6 +6,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from trtopt.runtime.slot import Slot, read_on
 from trtopt.runtime.stretch import Replay
 
 
-class BoundCall:
+class BoundCall(AbstractContextManager["BoundCall"]):
     """Inference on the same arrays again and again: `session.bind(…)` made it, and calling it runs it.
 
     Nothing is checked or looked up any more, so a call costs what replaying a CUDA graph costs. Until `close` it holds one of
@@ -60,9 +61,6 @@ class BoundCall:
         with self._lock:
             self._call, self._references = _closed, None
         self._finalizer()
-
-    def __enter__(self) -> BoundCall:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -119,6 +117,7 @@ def _repeated(
 ) -> Callable[[], None]:
     """Return a function of the call: in one stretch where that can be, else by its graph, else by `enqueue`."""
     own = slot.stream_ptr if stream is None else stream
+    launch = enqueue if replay is None else functools.partial(replay.graph.launch, own)
     pairs = zip(layout[2], bound_context.landing)
     copies_out = [(to, landing) for to, landing in pairs if isinstance(to, np.ndarray) and landing is not None]
     waits = bool(stream is None or layout[1] or copies_out)
@@ -130,14 +129,11 @@ def _repeated(
     def call() -> None:
         if whole is not None and not whole.run_without_gil():
             return
-        slot.give_inputs(layout, own)
-        if replay is None:
-            with slot.device.current():
-                enqueue()
-        else:
-            slot.launch(replay, own)
-        if waits:
-            slot.wait(own)
+        with slot.device.current():
+            slot.give_inputs(layout, own)
+            launch()
+            if waits:
+                slot.device("cudaStreamSynchronize", own)
         for target, source in copies_out:
             np.copyto(target, source)
 

@@ -45,7 +45,10 @@ class ContextCache:
 
     def bind(self, arrays: Sequence[Source]) -> BoundContext:
         """Return a context set up for the shapes of these arrays, and for values that give shapes."""
-        shapes = self._signature.accept(arrays)
+        for tensor, array in zip(self._signature.inputs, arrays):
+            if array.dtype != tensor.dtype:  # ranks and shapes are checked where they are new
+                check_array(tensor, array)
+        shapes = tuple([array.shape for array in arrays])
         values: tuple[bytes, ...] = ()
         if self._reads_shapes:
             pairs = zip(self._signature.inputs, arrays)
@@ -152,7 +155,7 @@ class ContextCache:
         can = bound_context.warm and None not in bound_context.outputs and not self._launcher.loaded.captures_itself
         if not self._most_contexts or not can:
             return False
-        foreign = any(location.place in (DEVICE, PINNED) for location in locations)
+        foreign = any(place in (DEVICE, PINNED) for place, _ in locations)
         if not foreign or locations in bound_context.recent_locations:
             return bound_context is not self._fallback or not self._shares
         if len(bound_context.recent_locations) > _REMEMBERED:

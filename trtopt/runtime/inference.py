@@ -232,10 +232,7 @@ class _Run:
 
 def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[dict[str, Array]]:
     """Read arrays by input name, from whatever form they were given in; several, where each has all inputs."""
-    several = isinstance(source, Iterable) and not (
-        _is_path(source) or isinstance(source, Mapping) or _is_array(source)
-    )
-    read = [part for item in (list(source) if several else [source]) for part in _read(item, inputs, limit)]
+    read = _read(source, inputs, limit)
     if len(read) > 1 and all(part.keys() == {info.name for info in inputs} for part in read):
         return read
     arrays: dict[str, Array] = {}
@@ -249,9 +246,11 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
 def _read(item: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[dict[str, Array]]:
     if isinstance(item, Mapping):
         return [{str(key): _loaded(held) if _is_path(held) else np.asarray(held) for key, held in item.items()}]
-    if _is_array(item):
+    if hasattr(item, "__array__"):
         return [{only(inputs, "an array", _NAMED).name: np.asarray(item)}]
     if not _is_path(item):
+        if isinstance(item, Iterable):
+            return [part for each in item for part in _read(each, inputs, limit)]
         raise UsageError(
             f"`data=` holds {type(item).__name__}; an array, a file, a mapping of input names to these, or a list of them is "
             "needed"
@@ -272,10 +271,6 @@ def _read(item: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[di
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, os.PathLike))
-
-
-def _is_array(item: Any) -> bool:
-    return hasattr(item, "__array__")
 
 
 def _loaded(source: str | os.PathLike[str]) -> Array:

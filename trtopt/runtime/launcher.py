@@ -85,10 +85,9 @@ class Launcher:
     """
 
     def __init__(self, engine: GpuEngine, stream: Stream) -> None:
-        self._device, self._stream, self._cuda = engine.device, stream, engine.device.cuda
+        self._device, self._stream = engine.device, stream
         self.loaded, self._signature, self._memory = engine.loaded, engine.signature, engine.memory
-        kinds = self._cuda.functions.cudaMemcpyKind
-        self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
+        self._to_gpu, self._to_host = engine.device.to_gpu, engine.device.to_host
         self.reads_shapes = any(item.on_host for item in self._signature.inputs)
         self._scratch = self._memory.gpu(self.loaded.scratch_bytes)
         self.epoch = 0
@@ -228,21 +227,22 @@ class Launcher:
         if locations not in bound_context.separate:
             self._check_overlap(bound_context, locations)
         for tensor, size, location in zip(self._signature.inputs, bound_context.given, locations):
-            if tensor.on_host or location.place == DEVICE:
-                bound_context.address(tensor.name, location.address or self.buffer(tensor).handle)
+            place, address = location
+            if tensor.on_host or place == DEVICE:
+                bound_context.address(tensor.name, address or self.buffer(tensor).handle)
                 continue
             inside = self.gpu[tensor.name].handle
             bound_context.address(tensor.name, inside)
             if location != RESIDENT:
-                source = location.address or self.host[tensor.name].handle
+                source = address or self.host[tensor.name].handle
                 self._copy(inside, source, size, self._to_gpu, target)
         back: list[tuple[Tensor, int]] = []
         outputs = list(zip(self._signature.outputs, bound_context.outputs, locations[len(bound_context.given) :]))
-        for tensor, shape, location in outputs:
+        for tensor, shape, (place, address) in outputs:
             if shape is None:
                 self.allocated.pop(tensor.name, None)  # the last call's must not stand for this one's
-            elif location.place == DEVICE:
-                bound_context.address(tensor.name, location.address)
+            elif place == DEVICE:
+                bound_context.address(tensor.name, address)
             elif tensor.on_host or tensor.nbytes(shape) <= MAPPED:
                 bound_context.address(tensor.name, self.host[tensor.name].handle)
             else:
@@ -260,7 +260,7 @@ class Launcher:
         """Return the size of a result whose shape is known by now, since TensorRT has waited for it; with room for it."""
         bound_context.allocators[tensor.name].check()
         if tensor.name not in self.allocated:
-            self._cuda("cudaStreamSynchronize", target)
+            self._device("cudaStreamSynchronize", target)
         if tensor.name not in self.allocated:
             raise EngineError(f"TensorRT gave no shape for output {tensor.name!r}, which depends on the data")
         size = tensor.nbytes(self.allocated[tensor.name])
@@ -285,7 +285,7 @@ class Launcher:
 
     def _copy(self, to: int, source: int, nbytes: int, kind: Any, target: int) -> None:
         if nbytes:
-            self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
+            self._device("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
     def capture(self, bound_context: BoundContext, locations: Locations) -> tuple[Graph | None, str]:
         """Return a CUDA graph of a call; or why there is none."""

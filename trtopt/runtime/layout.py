@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -20,24 +19,9 @@ from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
 # Places of inputs and outputs: texts, whose hash is kept, since each call looks its graph up by them.
 DEVICE = "GPU memory of the caller's"
 PINNED = "pinned memory of the caller's, copied inside the graph"
-_STAGING = "pinned memory of ours, copied inside the graph"
-_RESIDENT = "GPU memory of ours, copied there before"
-
-
-class Location(NamedTuple):
-    """A place of an input or output; `address`: in memory of the caller's."""
-
-    place: str
-    address: int = 0
-
-
-@functools.lru_cache(512)
-def at(place: str, address: int) -> Location:
-    """Return one location for each address: each call asks for it."""
-    return Location(place, address)
-
-
-STAGED, RESIDENT = Location(_STAGING), Location(_RESIDENT)
+Location = tuple[str, int]  # a place, and the address in memory of the caller's, else 0
+STAGED: Location = "pinned memory of ours, copied inside the graph", 0
+RESIDENT: Location = "GPU memory of ours, copied there before", 0
 Locations = tuple[Location, ...]
 Source: TypeAlias = "NDArray[Any] | View"
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
@@ -60,6 +44,9 @@ class Wanted:
     out: Mapping[str, Source] = field(default_factory=dict)
     stream: int | None = None
     example: Any = None
+
+
+PLAIN = Wanted()  # new arrays of NumPy's, waited for
 
 
 def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:

@@ -17,10 +17,8 @@ from trtopt.engine.manifest import Manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.ort.runner import OnnxRunner
-from trtopt.runtime.layout import Wanted, check_shape
+from trtopt.runtime.layout import PLAIN, Wanted, check_shape
 from trtopt.runtime.slot_pool import CLOSED
-
-_NEW = Wanted()
 
 
 class OnnxSlot:
@@ -50,7 +48,7 @@ class OnnxSlot:
 
     stream_ptr = 0  # there is none
 
-    def run(self, arrays: Sequence[Any], wanted: Wanted = _NEW) -> dict[str, Any]:
+    def run(self, arrays: Sequence[Any], wanted: Wanted = PLAIN) -> dict[str, Any]:
         """Infer once as `Slot.run` does, on arrays in host memory."""
         out, example = wanted.out, wanted.example
         if wanted.stream is not None or any(isinstance(array, View) for array in (*arrays, *out.values())):
@@ -59,7 +57,7 @@ class OnnxSlot:
             raise DeviceError(CLOSED)
         for tensor, array in zip(self.signature.inputs, arrays):
             check_array(tensor, array)
-        self.signature.profile(self.signature.accept(arrays))
+        self.signature.profile([array.shape for array in arrays])
         try:
             outputs = self._runner({item.name: array for item, array in zip(self.signature.inputs, arrays)})
         except DataError as error:

@@ -6,7 +6,7 @@ import functools
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -130,7 +130,9 @@ class OpenEngine:
         """Describe tensors as the engine has them; where samples lie the manifest knows."""
         entries = () if self.manifest is None else (*self.manifest.inputs, *self.manifest.outputs)
         axes = {item["name"]: item.get("batch_axis", 0) for item in entries}
-        return tuple(replace(item.info, batch_axis=axes.get(item.name, item.batch_axis)) for item in tensors)
+        return tuple(
+            TensorInfo(item.name, item.dtype.name, item.shape, axes.get(item.name, item.batch_axis)) for item in tensors
+        )
 
     def preparing(self, given: Any) -> Preprocess:
         """Return preprocessing by other rules, before its size is known: a preset, a TOML file, or a mapping of what to change.

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -42,7 +43,7 @@ _PLAIN = {np.ndarray}
 _NAME = "trtopt-session"  # of threads
 
 
-class Session(OpenEngine):
+class Session(OpenEngine, AbstractContextManager["Session"]):
     """A TensorRT engine, ready to run.
 
     Args:
@@ -152,13 +153,12 @@ class Session(OpenEngine):
             self._signature.check_names(inputs)
         if out is not None and type(out) is not dict:
             check_mapping("out", out)
-        handle = None if stream is None else stream_handle(stream)
         plain = stream is None and out is None and {*map(type, values)} == _PLAIN
         slot = self._slots.take(None if plain or len(self._gpus) < 2 else self._nearby(values, out), timeout)
         try:
             if plain:
                 return slot.run(values)
-            outputs = slot.run(*self._views(slot, values, out, handle))
+            outputs = slot.run(*self._views(slot, values, out, stream))
         finally:
             self._slots.give(slot)
         if out:
@@ -193,12 +193,11 @@ class Session(OpenEngine):
         out = {} if out is None else out
         self._signature.check_names(inputs)
         check_mapping("out", out)
-        handle = None if stream is None else stream_handle(stream)
         values = [inputs[name] for name in self._names]
         slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
             assert isinstance(slot, Slot)
-            given = self._views(slot, values, out, handle)
+            given = self._views(slot, values, out, stream)
             with slot.device.current():
                 call, outputs, note, references = prepare_call(slot, *given)
         except BaseException:
@@ -214,12 +213,13 @@ class Session(OpenEngine):
         raise DeviceError(CLOSED)
 
     def _views(
-        self, slot: AnySlot, values: Sequence[Any], out: Mapping[str, Any] | None, stream: int | None
+        self, slot: AnySlot, values: Sequence[Any], out: Mapping[str, Any] | None, stream: Any
     ) -> tuple[list[Source], Wanted]:
         """Return where inputs lie and where results go, all checked."""
-        target = slot.stream_ptr if stream is None else stream
+        handle = None if stream is None else stream_handle(stream)
+        target = slot.stream_ptr if handle is None else handle
         arrays = views(values, target, self._names)
-        wanted = Wanted(stream=stream, example=values[0] if values else None)
+        wanted = Wanted(stream=handle, example=values[0] if values else None)
         if out:
             wanted.out = dict(zip(out, views(out.values(), target, [*out], write=True)))
             check_out(self._signature, wanted.out, out)
@@ -336,9 +336,6 @@ class Session(OpenEngine):
         raise UsageError(
             "a session can't be pickled or copied: open one in the process that runs it, such as in the initializer of a pool"
         )
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(finish=kind is None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
 from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
-from trtopt.cuda.device import Cuda, Device, Event, HostBuffer
+from trtopt.cuda.device import Event, HostBuffer, Stream
 from trtopt.cuda.memory import Block, Blocks
 from trtopt.runtime.contexts import ContextCache
 from trtopt.runtime.gpu_engine import GpuEngine
@@ -20,6 +19,7 @@ from trtopt.runtime.launcher import BoundContext, Launcher
 from trtopt.runtime.layout import (
     DEVICE,
     PINNED,
+    PLAIN,
     STAGED,
     Copy,
     Layout,
@@ -27,13 +27,11 @@ from trtopt.runtime.layout import (
     Result,
     Source,
     Wanted,
-    at,
     check_shape,
 )
-from trtopt.runtime.stretch import Replay, Stretches, available
+from trtopt.runtime.stretch import AVAILABLE, Replay, Stretches
 
 _LARGE = 64 << 10  # bytes: from this on a graph of its own is worth it for an input in pinned memory
-_NEW = Wanted()
 
 
 class Slot:
@@ -42,26 +40,23 @@ class Slot:
     def __init__(self, engine: GpuEngine) -> None:
         device = engine.device
         self.device, self.signature = device, engine.signature
-        self._cuda, self._ordinal = device.cuda, device.info.ordinal
-        kinds = self._cuda.functions.cudaMemcpyKind
-        # Not of `self`: a result that is kept would keep the slot.
-        self._fetch = functools.partial(_fetch, device.cuda, kinds.cudaMemcpyDeviceToHost)
-        self.stream = device.stream()
+        self._ordinal, self._fetch = device.info.ordinal, device.fetch
+        self.stream = Stream(device)
         self.stream_ptr = self.stream.handle
-        self._event = device.event(timing=False)
+        self._event = Event(device, timing=False)
         self._events: dict[int, Event] = {}
         self.stretches: Stretches | None = None  # for whole calls without the GIL
-        if (driver := device.cuda.driver) is not None and device.cuda.context is not None and available():
-            self.stretches = Stretches(driver, device.cuda.context, self.stream_ptr)
+        if device.driver is not None and device.context is not None and AVAILABLE:
+            self.stretches = Stretches(device.driver, device.context, self.stream_ptr)
         self._pending_stream: int | None = None  # a caller's stream on which this slot's last call may still run
         self._incomplete = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
         self.launcher = Launcher(engine, self.stream)
         self.contexts = ContextCache(engine, self.launcher)
-        self.blocks = Blocks(engine.memory, functools.partial(_follow_default, device, self._event))
+        self.blocks = Blocks(engine.memory, self._event)
         self.replays = 0
 
-    def run(self, arrays: Sequence[Source], wanted: Wanted = _NEW) -> dict[str, Any]:
+    def run(self, arrays: Sequence[Source], wanted: Wanted = PLAIN) -> dict[str, Any]:
         """Infer once.
 
         What happens before the launch is kept short; what can be done while the GPU works, is done then. On a caller's
@@ -100,7 +95,7 @@ class Slot:
                 locations.append(self._seen(array, streams))
                 on_gpu = True
             elif array.base is not None and array.nbytes >= least and not tensor.on_host and _is_pinned(array):
-                locations.append(at(PINNED, start(array)))
+                locations.append((PINNED, start(array)))
             else:
                 locations.append(STAGED)
                 copies.append((staging, array))
@@ -114,7 +109,7 @@ class Slot:
             given = out.get(tensor.name)
             if given is None and on_gpu and shape is not None and not tensor.on_host:
                 results.append(block := self.blocks.take(size, target, stream is None))
-                locations.append(at(DEVICE, block.address))
+                locations.append((DEVICE, block.address))
                 if stream is None:
                     streams.add(LEGACY)
                 continue
@@ -135,7 +130,7 @@ class Slot:
             raise UsageError(f"an input lies on GPU {array.ordinal}; this engine runs on GPU {self._ordinal}")
         if array.stream is not None:
             streams.add(array.stream)
-        return at(DEVICE, array.address)
+        return DEVICE, array.address
 
     def _replay(
         self, stretches: Stretches, replay: Replay, bound_context: BoundContext, layout: Layout, wanted: Wanted
@@ -153,7 +148,7 @@ class Slot:
             return dict(zip(self.signature.results, results))
         outputs, late = self._outputs(bound_context, results, wanted, None)  # while the GPU works
         if last is not first and last.run_without_gil():
-            self.wait(self.stream_ptr)
+            self.device("cudaStreamSynchronize", self.stream_ptr)
             for target, landing in late:
                 np.copyto(target, landing)
         return outputs
@@ -162,14 +157,14 @@ class Slot:
         self, bound_context: BoundContext, arrays: Sequence[Source], layout: Layout, wanted: Wanted
     ) -> dict[str, Any]:
         locations, target = layout[0], self.stream_ptr if wanted.stream is None else wanted.stream
-        waits = wanted.stream is None or any(location.place != DEVICE for location in locations)
+        waits = wanted.stream is None or any(place != DEVICE for place, _ in locations)
         replay = self.contexts.replay(bound_context, locations)
-        if replay is None and any(location.place == PINNED for location in locations):
+        if replay is None and any(place == PINNED for place, _ in locations):
             # Graphs for addresses there are few: as if it lay elsewhere, then.
             return self._run(bound_context, arrays, self.lay_out(bound_context, arrays, wanted, sys.maxsize), wanted)
         self.give_inputs(layout, target)
         if replay is not None:
-            self.launch(replay, target)
+            replay.graph.launch(target)
             self.replays += 1
         else:
             self.launcher.enqueue(bound_context, locations, target)
@@ -178,13 +173,13 @@ class Slot:
         return self.finish(bound_context, layout[2], wanted, waits)
 
     def give_inputs(self, layout: Layout, target: int) -> None:
-        """Let what `target` is given from now on come after the work that makes the arrays, and copy those in host memory."""
+        """Let what `target` is given from now on come after the work that makes the arrays, and copy those in host memory. The
+        default stream is the current device's, which must be this one."""
         _, copies, _, streams = layout
-        with self.device.current():  # whose default stream is meant
-            for stream in streams:
-                if stream != target and not self.device.idle(stream):
-                    self._cuda("cudaEventRecord", self._event.raw, stream)
-                    self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
+        for stream in streams:
+            if stream != target and not self.device.idle(stream):
+                self.device("cudaEventRecord", self._event.raw, stream)
+                self.device("cudaStreamWaitEvent", target, self._event.raw, 0)
         for staging, array in copies:
             np.copyto(staging, array)
 
@@ -195,10 +190,10 @@ class Slot:
         free = None if waits else wanted.stream
         outputs, copies = self._outputs(bound_context, results, wanted, free)
         if free is not None:
-            self._cuda("cudaEventRecord", self._event.raw, free)
+            self.device("cudaEventRecord", self._event.raw, free)
             self._pending_stream = free
         else:
-            self.wait(self.stream_ptr if wanted.stream is None else wanted.stream)
+            self.device("cudaStreamSynchronize", self.stream_ptr if wanted.stream is None else wanted.stream)
         for array, landing in copies:
             np.copyto(array, landing)
         return outputs
@@ -244,14 +239,6 @@ class Slot:
             outputs[tensor.name] = value
         return outputs, copies
 
-    def launch(self, replay: Replay, stream: int) -> None:
-        """Give a graph to a stream."""
-        self._cuda("cudaGraphLaunch", replay.graph.raw, stream)
-
-    def wait(self, stream: int) -> None:
-        """Wait until what was given to the stream is done."""
-        self._cuda("cudaStreamSynchronize", stream)
-
     def wait_previous(self, stream: int | None) -> None:
         """Let what the last call left behind end, or come before what is given to `stream` now."""
         if self.shared:  # given to a stream of the caller's, nobody knows until when
@@ -263,15 +250,15 @@ class Slot:
                 self._event.synchronize()
             self._incomplete, self._pending_stream = False, None
         elif self._pending_stream is not None and self._pending_stream != stream:
-            self._cuda("cudaStreamWaitEvent", self.stream_ptr if stream is None else stream, self._event.raw, 0)
+            self.device("cudaStreamWaitEvent", self.stream_ptr if stream is None else stream, self._event.raw, 0)
             self._pending_stream = None
 
     def _ready(self, address: int, stream: int) -> Event:
         """An event after what `stream` has to do by now. One for each address: results there follow one another."""
         event = self._events.get(address)
         if event is None:
-            event = self._events[address] = self.device.event(timing=False)
-        self._cuda("cudaEventRecord", event.raw, stream)
+            event = self._events[address] = Event(self.device, timing=False)
+        self.device("cudaEventRecord", event.raw, stream)
         return event
 
     def close(self) -> None:
@@ -292,17 +279,6 @@ def _is_pinned(array: NDArray[Any]) -> bool:
     while isinstance(owner, np.ndarray):
         owner = owner.base
     return isinstance(owner, HostBuffer) and array.flags.c_contiguous
-
-
-def _fetch(cuda: Cuda, to_host: Any, target: NDArray[Any], address: int) -> None:
-    cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
-
-
-def _follow_default(device: Device, event: Event, stream: int) -> None:
-    """Let what is given to the stream from now on come after what the current device's default stream has to do by now."""
-    if not device.idle(LEGACY):
-        device.cuda("cudaEventRecord", event.raw, LEGACY)
-        device.cuda("cudaStreamWaitEvent", stream, event.raw, 0)
 
 
 def read_on(stream: int, arrays: Sequence[Source]) -> None:

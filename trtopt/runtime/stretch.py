@@ -1,7 +1,7 @@
 """Copies and calls in a row that a thread does without Python's GIL: a whole call, by its CUDA graph, in one stretch.
 
 A row is four words: a C function's address and up to three arguments, or what `_native.c` does itself. A stretch ends at the
-first row that gives something else than 0. Only where the C extension is built (`available`).
+first row that gives something else than 0. Only where the C extension is built (`AVAILABLE`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from trtopt.runtime.layout import Layout
 _COPY, _SAME = 0, 1
 _WIDTH, _TO, _SOURCE = 4, 1, 2  # words of a row, and of a copy's row
 
+AVAILABLE = native.run is not None and native.hold is not None
 Row = tuple[int, int, int, int]
-
-
-def available() -> bool:
-    return native.run is not None and native.hold is not None
 
 
 def calling(function: int, a: int, b: int = 0) -> Row:
@@ -38,11 +35,6 @@ def calling(function: int, a: int, b: int = 0) -> Row:
 def copying(to: int, source: int, nbytes: int) -> Row:
     """A copy from address to address."""
     return _COPY, to, source, nbytes
-
-
-def same(at: int, value: int) -> Row:
-    """Fails unless the word at that address is `value`."""
-    return _SAME, at, value, 0
 
 
 class NativeCall:
@@ -128,7 +120,8 @@ class Stretches:
         rows = [copying(start(to), 0, to.nbytes) for to, _ in copies]
         sources = tuple(_WIDTH * row + _SOURCE for row in range(len(rows)))
         if streams:
-            rows += [calling(driver.getting, here), same(here, self._context)]
+            # Ends here unless that context is the current one.
+            rows += [calling(driver.getting, here), (_SAME, here, self._context, 0)]
         rows += [calling(driver.querying, stream) for stream in streams]
         rows.append(calling(driver.launching, replay.graph.handle, self._stream))
         pairs = zip(results, landing)

@@ -17,7 +17,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.values import LayerInfo, Precision, x
 from trtopt.cuda.device import Event
 from trtopt.runtime.launcher import BoundContext
-from trtopt.runtime.layout import DEVICE, RESIDENT, Location, Locations, Wanted
+from trtopt.runtime.layout import DEVICE, PLAIN, RESIDENT, Locations
 from trtopt.runtime.open_engine import OpenEngine
 from trtopt.runtime.slot import Slot
 
@@ -134,20 +134,16 @@ def _time(slot: Slot, arrays: Sequence[NDArray[Any]], iterations: int, warmup: i
     for _ in range(warmup):
         launch()
     stream.synchronize()
-    events: list[Event] = [slot.device.event() for _ in range(min(iterations, _QUEUED) + 1)]
+    events = [Event(slot.device) for _ in range(min(iterations, _QUEUED) + 1)]
     gpu: list[float] = []
-    try:
-        while len(gpu) < iterations:
-            count = min(iterations - len(gpu), _QUEUED)
-            stream.record(events[0])
-            for event in events[1 : count + 1]:
-                launch()
-                stream.record(event)
-            stream.synchronize()
-            gpu += [events[i + 1].milliseconds_since(events[i]) for i in range(count)]
-    finally:
-        for event in events:
-            event.free()
+    while len(gpu) < iterations:
+        count = min(iterations - len(gpu), _QUEUED)
+        stream.record(events[0])
+        for event in events[1 : count + 1]:
+            launch()
+            stream.record(event)
+        stream.synchronize()
+        gpu += [events[i + 1].milliseconds_since(events[i]) for i in range(count)]
     host: list[float] = []
     for _ in range(iterations):
         start = time.perf_counter()
@@ -161,7 +157,7 @@ def _run_once(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[BoundContext,
     """Copy the inputs in and run; what is bound then, and where each input and output is."""
     slot.wait_previous(None)
     bound_context = slot.contexts.bind(arrays)
-    layout = slot.lay_out(bound_context, arrays, Wanted())
+    layout = slot.lay_out(bound_context, arrays, PLAIN)
     slot.give_inputs(layout, slot.stream_ptr)
     slot.launcher.enqueue(bound_context, layout[0], slot.stream_ptr)
     slot.stream.synchronize()
@@ -171,13 +167,13 @@ def _run_once(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[BoundContext,
 def _bare(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[Callable[[], None], bool, str]:
     """Copy the inputs in; return a function that launches the inference alone, True for a CUDA graph, and why it is none."""
     bound_context, locations = _run_once(slot, arrays)
-    inside = [location if location.place == DEVICE else RESIDENT for location in locations[: len(arrays)]]
+    inside = [location if location[0] == DEVICE else RESIDENT for location in locations[: len(arrays)]]
     for tensor, shape in zip(slot.signature.outputs, bound_context.outputs):
-        inside.append(RESIDENT if shape is None else Location(DEVICE, slot.launcher.buffer(tensor).handle))
+        inside.append(RESIDENT if shape is None else (DEVICE, slot.launcher.buffer(tensor).handle))
     graph, note = slot.launcher.capture(bound_context, tuple(inside))
     if graph is None:
         return (lambda: slot.launcher.enqueue(bound_context, tuple(inside), slot.stream_ptr)), False, note
-    return (lambda: graph.launch(slot.stream)), True, ""
+    return (lambda: graph.launch(slot.stream_ptr)), True, ""
 
 
 def _profile(slot: Slot, arrays: Sequence[NDArray[Any]], iterations: int, warmup: int) -> list[dict[str, float]]:

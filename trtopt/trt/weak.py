@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trtopt.core.errors import CalibrationError, DataError
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
 from trtopt.core.words import first_of
-from trtopt.cuda.device import Device
+from trtopt.cuda.device import Device, DeviceBuffer, HostBuffer, Stream
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import Arrays, rebatched
 from trtopt.trt.layers import onnx_nodes
@@ -188,12 +188,12 @@ def _headed(cache: bytes | None, version: str) -> bytes | None:
 def device_upload(ordinal: int = 0) -> Upload:
     """An `Upload` to a GPU through the runtime's device layer; one buffer per input, reused."""
     device = Device(ordinal)
-    stream = device.stream()
+    stream = Stream(device)
     buffers: dict[str, tuple[Any, Any]] = {}
 
     def upload(name: str, array: NDArray[Any]) -> int:
         if name not in buffers:  # batches are of one size
-            buffers[name] = (device.buffer(array.nbytes), device.pinned(array.nbytes))
+            buffers[name] = (DeviceBuffer(device, array.nbytes), HostBuffer(device, array.nbytes))
         target, host = buffers[name]
         host.array(array.dtype, array.shape)[...] = array
         stream.to_device(target, host, array.nbytes)
