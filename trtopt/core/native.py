@@ -19,5 +19,5 @@ except ImportError:
 run: Callable[[int, int], int] | None = getattr(_module, "run", None)
 # The same, keeping the GIL. None: not built.
 hold: Callable[[int, int], int] | None = getattr(_module, "hold", None)
-# Count values: `trtopt.calibration.histogram`. None: not built.
-count: Callable[[int, int, int, int, int], tuple[float, float, int]] | None = getattr(_module, "count", None)
+# Count values within a range: `trtopt.calibration.histogram`. None: not built.
+count: Callable[[int, int, int, int, int], tuple[float, float, int]] | None = getattr(_module, "count_within", None)
