@@ -49,7 +49,7 @@ class BuildRequest:
         None,
         help="Limit for --int8 and --best; default beside another: 20 for embeddings, boxes, others. For --fp16 (30) and "
         "--bf16 (20) with data, what stays in FP32 follows from it.",
-        unit="dB",
+        metavar="DB",
         typed=float,
     )
     preprocess: Any = shared.preprocess()
@@ -92,7 +92,7 @@ class BuildRequest:
     target: Sequence[str] | str = shared.target(group="Build")
     backend: str = shared.backend()
     device: int = option(0, help="The GPU to build on, and to time engines on.", least=0)
-    workspace: str | int | None = option(None, help="Most scratch memory.", unit="bytes", metavar="2GiB", typed=str)
+    workspace: str | int | None = option(None, help="Most scratch memory.", metavar="2GiB", typed=str)
     optimization_level: int | None = option(None, help="0 (fast build) to 5.", typed=int)
     timing_cache: str | os.PathLike[str] | None = option(
         None,

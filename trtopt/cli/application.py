@@ -270,15 +270,14 @@ def _parameter(item: Field[Any], about: About, *, grouped: bool) -> Parameter:
     kind: Any = about.typed or (list[str] if item.default == () else type(item.default))
     absent = item.default is None or item.default == ()  # None, for typer
     annotation: Any = kind | None if absent and not required else kind
-    metavar = about.metavar or about.unit.upper() or None
     # "" stays the text that was typed, for the request to refuse: as a Path it would be this folder.
     as_typed: dict[str, Any] = {"path_type": str} if Path in (kind, *get_args(kind)) else {}
     if _is_argument(item, about):
-        declaration = typer.Argument(metavar=metavar, help=about.help, **as_typed)
+        declaration = typer.Argument(metavar=about.metavar, help=about.help, **as_typed)
     else:
         panel = about.group if grouped else None
         declaration = typer.Option(
-            *_flags(item, about), metavar=metavar, help=about.help, rich_help_panel=panel, **as_typed
+            *_flags(item, about), metavar=about.metavar, help=about.help, rich_help_panel=panel, **as_typed
         )
     default = Parameter.empty if required else None if absent else item.default
     return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, declaration])

@@ -52,7 +52,7 @@ class VerifyRequest:
     min_snr: float | None = option(
         None,
         help="Least dB of each output; default: 20 where a share is given and its kind has no share, else not judged.",
-        unit="dB",
+        metavar="DB",
         typed=float,
     )
     metric: Any = shared.metric(help="A function of the outputs, for both; judged with --min.")
