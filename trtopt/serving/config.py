@@ -5,6 +5,7 @@ The message is `inference.ModelConfig` of triton-inference-server/common, protob
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -164,11 +165,5 @@ def _block(name: str, message: _Message) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, Word):
-        return str(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(char if char >= " " else f"\\{ord(char):03o}" for char in escaped) + '"'
-    return str(value)
+    # JSON's escapes are protobuf's, too.
+    return value if isinstance(value, Word) else json.dumps(value, ensure_ascii=False)
