@@ -99,13 +99,13 @@ class _Recorder(Reporter):
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
         self._write(f"{name}…")
-        started, state = time.monotonic(), "stopped after "
-        try:
-            with self._heard.phase(name, total) as phase:
+        state = "stopped after "
+        with self._heard.phase(name, total) as phase:
+            try:
                 yield phase
-            state = ""
-        finally:
-            self._write(f"{name}: {state}{time.monotonic() - started:.1f} s")
+                state = ""
+            finally:
+                self._write(f"{name}: {state}{phase.seconds:.1f} s")
 
 
 @contextlib.contextmanager
