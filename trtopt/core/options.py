@@ -25,7 +25,7 @@ import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from inspect import Parameter, Signature, signature
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args
 
@@ -117,16 +117,7 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
     an option that has no effect beside the others, and for a file to write that is one of those to read
     (`trtopt.core.kept`); not with `writes=False`, for what names nothing of the user's.
     """
-    parameters = [
-        Parameter(
-            item.name,
-            Parameter.KEYWORD_ONLY if item.kw_only else Parameter.POSITIONAL_OR_KEYWORD,
-            default=Parameter.empty if item.default is MISSING else item.default,
-            annotation=item.type,
-        )
-        for item in fields(request)  # type: ignore[arg-type]
-    ]
-    known = Signature(parameters)
+    known = signature(request)
 
     def made(work: Callable[[R], T]) -> Callable[P, T]:
         @functools.wraps(work)
@@ -146,7 +137,7 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
 
         result = work.__annotations__.get("return", Signature.empty)
         public.__signature__ = known.replace(return_annotation=result)  # type: ignore[attr-defined]
-        public.__annotations__ = {**{item.name: item.annotation for item in parameters}, "return": result}
+        public.__annotations__ = {name: item.annotation for name, item in known.parameters.items()} | {"return": result}
         return public
 
     return made
