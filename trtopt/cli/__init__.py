@@ -17,8 +17,7 @@ from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError, without
 from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.removed import went
-from trtopt.core.terminal import visible
-from trtopt.core.words import counted
+from trtopt.core.words import counted, visible
 
 # Options and commands that others have, and what to type instead.
 _ELSEWHERE = {

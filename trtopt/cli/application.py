@@ -8,20 +8,18 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from inspect import Parameter, Signature, getdoc
-from operator import methodcaller
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trtopt.core.options import About, flag_of, option, options
-from trtopt.core.terminal import visible
-from trtopt.core.words import spoken
+from trtopt.core.words import spoken, visible
 
 if TYPE_CHECKING:
     from trtopt.core.progress import Reporter
@@ -138,6 +136,7 @@ class _Pixels:
 
 
 Options = Mapping[str, Any]
+_Shown = dict[str, tuple[Field[Any], About]]
 FLAGS: dict[str, str] = {}  # of every option of every command; the one that runs puts its own there
 _STATE = SimpleNamespace(quiet=False)  # of the command that runs
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
@@ -155,19 +154,16 @@ def command_of(
     request: type[Any],
     epilog: str,
     *,
-    read: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
     call: Callable[..., Any] | None = None,
     group: typer.Typer | None = None,
     name: str | None = None,
     cls: type[TyperCommand] | None = None,
-    plain: Callable[[Any], Any] = methodcaller("to_json"),
     judged: bool = True,
     measures: bool = False,
 ) -> Callable[[Callable[[Any, Options], Iterator[str]]], None]:
     """Make a command of what says a result in lines: its docstring is the help, the options are a request's and --json.
 
     Args:
-        read: option → what makes the function's argument of what was typed.
         call: gives the result; default: the public function of the same name, with the options as keywords.
         judged: exit status 1, or the result's `exit_status`, where it has an `ok` that is False.
         measures: the result is kept beside the engine that it is of, for `report`.
@@ -188,14 +184,15 @@ def command_of(
             import trtopt
 
             FLAGS.update(own)
-            values = _values(shown, values, read)
+            values = _values(shown, values)
             # What a module or a metric of the user's own prints isn't part of the object.
             with contextlib.redirect_stdout(sys.stderr) if json_output else contextlib.nullcontext():
                 reporter = {"reporter": _reporter()} if "reporter" in options(request) else {}
                 function = call or getattr(trtopt, text.__name__)
                 _collect_garbage()
                 result = function(**values, **reporter)
-            document = told(plain(result)) if json_output or measures else {}
+            as_json = getattr(result, "to_json", None) or result.describe
+            document = told(as_json()) if json_output or measures else {}
             if measures:
                 from trtopt.diagnosis.results import keep
 
@@ -220,18 +217,16 @@ def _collect_garbage() -> None:
         gc.enable()
 
 
-def _shown(request: type[Any]) -> dict[str, tuple[Field[Any], About]]:
+def _shown(request: type[Any]) -> _Shown:
     """Return the options of a request that its command has: name → field and description."""
-    shown: dict[str, tuple[Field[Any], About]] = {}
+    shown: _Shown = {}
     for name, entry in options(request).items():
         if entry[1].help:
             shown |= {name: entry} | (options(_Pixels) if name == "preprocess" else {})
     return shown
 
 
-def _values(
-    shown: Mapping[str, tuple[Field[Any], About]], typed: Mapping[str, Any], read: Mapping[str, Callable[[Any], Any]]
-) -> dict[str, Any]:
+def _values(shown: _Shown, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Make the function's keywords of what was typed."""
     values = dict(typed)
     for name, (item, about) in shown.items():
@@ -239,13 +234,13 @@ def _values(
             if values[name] in (None, []):
                 values[name] = ()
             elif about.typed is str:
-                values[name] = parted(flag_of(item), values[name], numbers="int" in str(item.type))
+                values[name] = _parted(flag_of(item), values[name], numbers="int" in str(item.type))
     if "preprocess" in values:
         values["preprocess"] = _prepared(values)
-    return values | {name: parse(values[name]) for name, parse in read.items()}
+    return values | {name: read(values[name]) for name, read in _READ.items() if name in values}
 
 
-def parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
+def _parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
     """Read a list that is typed as one text, A,B."""
     from trtopt.core.errors import UsageError
 
@@ -254,6 +249,26 @@ def parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
         example = "numbers such as 1,8,32" if numbers else "one, or A,B"
         raise UsageError(f"{flag} {text!r} can't be read; write {example}")
     return tuple(map(int, parts)) if numbers else parts
+
+
+def _inputs(texts: Sequence[str] | None) -> list[Any] | None:
+    from trtopt.frontend.inputs import parse_input
+
+    return list(map(parse_input, texts)) if texts else None
+
+
+def _factory_arguments(texts: Sequence[str] | None) -> dict[str, Any] | None:
+    from trtopt.frontend.factories import parse_argument
+
+    return dict(map(parse_argument, texts)) if texts else None
+
+
+def _output_names(texts: Sequence[str] | None) -> tuple[str, ...] | None:
+    return _parted("--output-names", ",".join(texts)) if texts else None
+
+
+# Option → what makes the function's argument of what was typed.
+_READ = {"factory_arg": _factory_arguments, "inputs": _inputs, "output_names": _output_names}
 
 
 def _is_argument(item: Field[Any], about: About) -> bool:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import make_dataclass
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of, parted
+from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
@@ -37,26 +36,7 @@ MOST_KEPT = 20  # nodes that are listed
 ROWS = 10  # of tables of layers
 
 
-def _inputs(texts: Sequence[str] | None) -> list[Any] | None:
-    from trtopt.frontend.inputs import parse_input
-
-    return list(map(parse_input, texts)) if texts else None
-
-
-def _factory_arguments(texts: Sequence[str] | None) -> dict[str, Any] | None:
-    from trtopt.frontend.factories import parse_argument
-
-    return dict(map(parse_argument, texts)) if texts else None
-
-
-_MODULE = {"factory_arg": _factory_arguments, "inputs": _inputs}
-
-
-@command_of(
-    ExportRequest,
-    "trtopt export torchvision:resnet50 -o resnet50.onnx",
-    read={**_MODULE, "output_names": lambda texts: parted("--output-names", ",".join(texts)) if texts else None},
-)
+@command_of(ExportRequest, "trtopt export torchvision:resnet50 -o resnet50.onnx")
 def export(result: Any, values: Options) -> Iterator[str]:
     """Export a PyTorch model to ONNX, and compare the two."""
     yield f"{result.path}: opset {result.opset}, weights {result.weights}"
@@ -67,7 +47,7 @@ def export(result: Any, values: Options) -> Iterator[str]:
         yield "  not compared with PyTorch"
 
 
-@command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml", read=_MODULE)
+@command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml")
 def init(result: Any, values: Options) -> Iterator[str]:
     """Write a recipe for a model of yours; pipeline runs it. What isn't known is "?" in it."""
     yield f"{result.recipe}: written"
@@ -237,10 +217,7 @@ def inspect(report: Any, values: Options) -> Iterator[str]:
 
 
 @command_of(
-    VerifyRequest,
-    "trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet",
-    plain=methodcaller("describe"),
-    measures=True,
+    VerifyRequest, "trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet", measures=True
 )
 def verify(agreement: Any, values: Options) -> Iterator[str]:
     """Compare two ONNX models, or a model and an engine. Both get the same inputs; each output is judged by its kind.
@@ -261,11 +238,7 @@ def pipeline(result: Any, values: Options) -> Iterator[str]:
     yield from str(result).split("\n")
 
 
-@command_of(
-    BenchRequest,
-    "trtopt bench model.engine --batch 1,8,32 --against onnxruntime",
-    measures=True,
-)
+@command_of(BenchRequest, "trtopt bench model.engine --batch 1,8,32 --against onnxruntime", measures=True)
 def bench(report: Any, values: Options) -> Iterator[str]:
     """Measure an engine's time, throughput and memory. --against: beside other ways of running the model."""
     print_table(str(values["engine"]), *report.table())
