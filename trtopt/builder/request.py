@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
@@ -33,11 +32,7 @@ class BuildRequest:
     model: str | os.PathLike[str] | onnx.ModelProto = field(metadata=shared.MODEL)
     output: str | os.PathLike[str] = field(
         metadata=about(
-            help="The engine to write; its manifest lies beside it.",
-            typed=Path,
-            short="-o",
-            group="Usual",
-            writes=ENGINE,
+            help="The engine to write; its manifest lies beside it.", short="-o", group="Usual", writes=ENGINE
         )
     )
     _: KW_ONLY
@@ -50,7 +45,6 @@ class BuildRequest:
         help="Limit for --int8 and --best; default beside another: 20 for embeddings, boxes, others. For --fp16 (30) and "
         "--bf16 (20) with data, what stays in FP32 follows from it.",
         metavar="DB",
-        typed=float,
     )
     preprocess: Any = shared.preprocess()
     limit: int | None = shared.limit()
@@ -82,7 +76,6 @@ class BuildRequest:
         None,
         help=f"Limit for --int8 and --best: share of FP32's {shared.SHARED} (0.99 or 99%); default: 0.95 beside others.",
         metavar="SHARE",
-        typed=str,
         group="Limits",
     )
     labels: Any = shared.labels(help="True classes for a --metric that takes them, one number a line.")
@@ -92,8 +85,8 @@ class BuildRequest:
     target: Sequence[str] | str = shared.target(group="Build")
     backend: str = shared.backend()
     device: int = option(0, help="The GPU to build on, and to time engines on.", least=0)
-    workspace: str | int | None = option(None, help="Most scratch memory.", metavar="2GiB", typed=str)
-    optimization_level: int | None = option(None, help="0 (fast build) to 5.", typed=int)
+    workspace: str | int | None = option(None, help="Most scratch memory.", metavar="2GiB")
+    optimization_level: int | None = option(None, help="0 (fast build) to 5.")
     timing_cache: str | os.PathLike[str] | None = option(
         None,
         help="Read and update this file; default: one for this GPU and TensorRT in the cache folder; none: neither.",
@@ -126,17 +119,14 @@ class RefitRequest:
 
     engine: str | os.PathLike[str] = field(metadata=shared.ENGINE)
     model: str | os.PathLike[str] = field(
-        metadata=about(help="The ONNX model that has the weights.", metavar="NEW.onnx", typed=Path)
+        metadata=about(help="The ONNX model that has the weights.", metavar="NEW.onnx")
     )
     output: str | os.PathLike[str] = field(
-        metadata=about(help="The engine to write; its manifest lies beside it.", typed=Path, short="-o", writes=ENGINE)
+        metadata=about(help="The engine to write; its manifest lies beside it.", short="-o", writes=ENGINE)
     )
     _: KW_ONLY
     calib: str | os.PathLike[str] | Table | None = option(
-        None,
-        help="The calibration table that an INT8 or FP8 engine was built with.",
-        metavar="T.calib.json",
-        typed=Path,
+        None, help="The calibration table that an INT8 or FP8 engine was built with.", metavar="T.calib.json"
     )
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from trtopt.core.options import About, flag_of, option, options
+from trtopt.core.options import About, flag_of, option, options, typed_as
 from trtopt.core.words import spoken, visible
 
 if TYPE_CHECKING:
@@ -121,18 +121,14 @@ class _Pixels:
     """Options beside `preprocess`, of which each changes one key."""
 
     size: str | None = option(
-        None, help="Height and width of the images; default: the model's.", metavar="HxW", typed=str, group="Input"
+        None, help="Height and width of the images; default: the model's.", metavar="HxW", group="Input"
     )
-    resize: str | None = option(None, help="stretch, crop or letterbox.", typed=str)
-    channels: str | None = option(None, help="rgb, bgr or gray.", typed=str)
-    layout: str | None = option(None, help="nchw or nhwc; default: the input's own.", typed=str)
-    scale: str | None = option(None, help="Factor on pixels (0 to 255), such as 1/255.", typed=str)
-    mean: str | None = option(
-        None, help="After the scale: a number, or one per channel, in the order of --channels.", typed=str
-    )
-    std: str | None = option(
-        None, help="After the mean: a number, or one per channel, in the order of --channels.", typed=str
-    )
+    resize: str | None = option(None, help="stretch, crop or letterbox.")
+    channels: str | None = option(None, help="rgb, bgr or gray.")
+    layout: str | None = option(None, help="nchw or nhwc; default: the input's own.")
+    scale: str | None = option(None, help="Factor on pixels (0 to 255), such as 1/255.")
+    mean: str | None = option(None, help="After the scale: a number, or one per channel, in the order of --channels.")
+    std: str | None = option(None, help="After the mean: a number, or one per channel, in the order of --channels.")
 
 
 Options = Mapping[str, Any]
@@ -282,7 +278,7 @@ def _flags(item: Field[Any], about: About) -> list[str]:
 def _parameter(item: Field[Any], about: About, *, grouped: bool) -> Parameter:
     """Return what typer makes a command's option or argument of."""
     required = about.needed or item.default is MISSING
-    kind: Any = about.typed or (list[str] if item.default == () else type(item.default))
+    kind = typed_as(item, about)
     absent = item.default is None or item.default == ()  # None, for typer
     annotation: Any = kind | None if absent and not required else kind
     # "" stays the text that was typed, for the request to refuse: as a Path it would be this folder.

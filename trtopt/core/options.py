@@ -48,7 +48,8 @@ class About:
     Attributes:
         help: a line; empty: the option isn't on the command line.
         metavar: what stands for the value in the help.
-        typed: what the command line makes of the text, where the default doesn't say: Path, str, int, float or a list of these.
+        typed: what the command line makes of the text, where neither default nor annotation say (`typed_as`); of a path that
+            may be a word, str.
         short: one-letter form, such as "-o"; an option without a default is a positional argument unless it has one.
         needed: the command can't do without it, though the function can.
         positional: it is an argument of the command though it has a default.
@@ -83,6 +84,16 @@ def option(default: Any, **given: Any) -> Any:
 def options(request: type[Any]) -> dict[str, tuple[Field[Any], About]]:
     """Name → field and description of everything that a request holds, in order."""
     return {item.name: (item, item.metadata.get(ABOUT, About())) for item in fields(request)}
+
+
+def typed_as(item: Field[Any], said: About) -> Any:
+    """Return what the command line makes of an option's text: Path, str, int, float, bool or a list of these."""
+    if said.typed or item.default == ():
+        return said.typed or list[str]
+    if item.default is not None and item.default is not MISSING:
+        return type(item.default)
+    kinds = str(item.type).split(" | ")
+    return Path if "os.PathLike[str]" in kinds else next(kind for kind in (str, int, float) if kind.__name__ in kinds)
 
 
 def flag_of(item: Field[Any]) -> str:
@@ -169,7 +180,7 @@ def fitting(request: R) -> R:
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
         value = getattr(request, name)
-        path = Path in (said.typed, *get_args(said.typed)) or "PathLike" in str(item.type)
+        path = Path in (said.typed, *get_args(said.typed)) or "os.PathLike[str]" in str(item.type)
         for text in value if isinstance(value, (list, tuple)) else (value,):
             if path and isinstance(text, (str, os.PathLike)) and not os.fspath(text):
                 raise UsageError(f"{named(name)} is '': a path is needed")
