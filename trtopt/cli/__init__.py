@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from typing import NoReturn
 
 import trtopt.cli.commands  # noqa: F401  (adds them)
@@ -105,8 +106,6 @@ def _instead(word: str) -> str:
 
 def _failure(error: Exception) -> int:
     if wanted():
-        import traceback
-
         traceback.print_exc()
     if stopping.status() and not isinstance(error, BuildCancelled):
         return 1  # what became of the interruption

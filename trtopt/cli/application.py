@@ -13,16 +13,17 @@ from dataclasses import MISSING, Field, dataclass
 from inspect import Parameter, Signature, getdoc
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+import trtopt
+from trtopt.core.errors import UsageError
 from trtopt.core.options import About, flag_of, option, options, typed_as
+from trtopt.core.progress import QuietReporter, Reporter, StreamReporter
+from trtopt.core.version import __version__
 from trtopt.core.words import spoken, visible
-
-if TYPE_CHECKING:
-    from trtopt.core.progress import Reporter
 
 _EVERYWHERE = ("-v", "--verbose", "-q", "--quiet")
 
@@ -177,8 +178,6 @@ def command_of(
     def made(text: Callable[[Any, Options], Iterator[str]]) -> None:
         @functools.wraps(text)
         def typed(*, json_output: bool, **values: Any) -> None:
-            import trtopt
-
             FLAGS.update(own)
             values = _values(shown, values)
             # What a module or a metric of the user's own prints isn't part of the object.
@@ -238,8 +237,6 @@ def _values(shown: _Shown, typed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
     """Read a list that is typed as one text, A,B."""
-    from trtopt.core.errors import UsageError
-
     parts = tuple(part.strip() for part in text.split(","))
     if not all(part.isdecimal() if numbers else part for part in parts):
         example = "numbers such as 1,8,32" if numbers else "one, or A,B"
@@ -302,8 +299,6 @@ def _prepared(values: dict[str, Any]) -> Any:
 
 
 def _image_option(name: str, text: str) -> Any:
-    from trtopt.core.errors import UsageError
-
     try:
         if name == "size":
             sides = [int(side) for side in text.lower().split("x")]
@@ -318,8 +313,6 @@ def _image_option(name: str, text: str) -> Any:
 
 
 def _reporter() -> Reporter:
-    from trtopt.core.progress import QuietReporter, StreamReporter
-
     return (QuietReporter if _STATE.quiet else StreamReporter)(sys.stderr, FLAGS)
 
 
@@ -334,8 +327,6 @@ def told(value: Any) -> Any:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from trtopt.core.version import __version__
-
         print(f"trtopt {__version__}")
         raise typer.Exit
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import trtopt
 from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
@@ -17,7 +19,9 @@ from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, m
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
 from trtopt.core.library_output import wanted
+from trtopt.core.progress import Reporter
 from trtopt.core.values import x
+from trtopt.core.version import to_install
 from trtopt.core.words import counted, first_of
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, StoreRequest
@@ -28,9 +32,6 @@ from trtopt.linting.request import CheckRequest
 from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.request import RunRequest
 from trtopt.serving.request import DeployRequest, ServeRequest
-
-if TYPE_CHECKING:
-    from trtopt.core.progress import Reporter
 
 MOST_KEPT = 20  # nodes that are listed
 ROWS = 10  # of tables of layers
@@ -104,16 +105,11 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
     from trtopt.calibration.noise import snr_db
 
     macs_known = any(item.macs for item in result.sources)
-    rows = [
-        (
-            item.what,
-            first_of(item.nodes, 2) if item.kind == "activation" else "",
-            f"{snr_db(item.noise[result.output]):.1f}",
-            f"{result.share(item):.1%}",
-            f"{item.macs:.1%}" if macs_known else "?",
-        )
-        for item in result.sources[: values["top"] or None]
-    ]
+    rows = []
+    for item in result.sources[: values["top"] or None]:
+        readers = first_of(item.nodes, 2) if item.kind == "activation" else ""
+        noise, macs = f"{snr_db(item.noise[result.output]):.1f}", f"{item.macs:.1%}" if macs_known else "?"
+        rows.append((item.what, readers, noise, f"{result.share(item):.1%}", macs))
     title = f"{result.model}: noise at {result.output}, {result.samples} samples"
     print_table(title, ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"), rows)
     if len(rows) < len(result.sources):
@@ -167,16 +163,10 @@ def _built(result: Any, values: Options) -> Iterator[str]:
     from trtopt.engine.manifest import REASONS, arithmetic
 
     if (tuning := result.tuning) is not None:
-        rows = [
-            (
-                f"{item.share:.1%}",
-                str(item.left_out),
-                f"{item.snr_db:.1f}",
-                item.figure,
-                _within(item, values["min_snr"]),
-            )
-            for item in tuning.front
-        ]
+        rows = []
+        for item in tuning.front:
+            within = _within(item, values["min_snr"])
+            rows.append((f"{item.share:.1%}", str(item.left_out), f"{item.snr_db:.1f}", item.figure, within))
         headers = ("arithmetic in INT8", "layers out", "dB", "", "within the limits")
         print_table(f"What was tried, on {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
     counts, *reasons = REASONS.split(result.precision_summary)
@@ -334,20 +324,11 @@ store = command_group("store", "List or prune an engine store (trtopt build --st
 @command_of(StoreRequest, "trtopt store list", group=store, name="list")
 def list_store(result: Any, values: Options) -> Iterator[str]:
     """List the engines in a store, the last used first."""
-    import time
-
-    rows = [
-        (
-            item.digest[:12],
-            Path(item.model).name,
-            item.precision,
-            item.made_for,
-            item.generation,
-            memory_size(item.nbytes),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used)),
-        )
-        for item in result.engines
-    ]
+    rows = []
+    for item in result.engines:
+        size, used = memory_size(item.nbytes), time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used))
+        model = Path(item.model).name
+        rows.append((item.digest[:12], model, item.precision, item.made_for, item.generation, size, used))
     if rows:
         print_table(result.folder, ("engine", "model", "precision", "for", "TensorRT", "size", "last used"), rows)
     most = memory_size(result.max_size)
@@ -362,8 +343,6 @@ def prune_store(result: Any, values: Options) -> Iterator[str]:
 
 
 def _serve(reporter: Reporter, **values: Any) -> Any:
-    import trtopt
-
     with trtopt.serve(**values, reporter=reporter) as server, stopping.handed_to(server.send_signal):
         reporter.note(
             f"ready: HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}; SIGTERM or Ctrl-C ends it"
@@ -384,8 +363,6 @@ def serve(result: Any, values: Options) -> Iterator[str]:
 @command_of(make_dataclass("VersionRequest", ()), "trtopt version --json")
 def version(report: Any, values: Options) -> Iterator[str]:
     """Say the versions of trtopt, TensorRT and the libraries."""
-    from trtopt.core.version import to_install
-
     yield f"trtopt {report.trtopt}, Python {report.python}, {report.platform}"
     yield f"GPU: {report.gpu}"
     if not report.generations:

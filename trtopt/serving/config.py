@@ -121,17 +121,10 @@ def _warmup(interface: Interface, batching: Batching, count: int) -> list[_Messa
     """Zeros in the shapes of each profile, so that no request meets a cold engine."""
     samples: list[_Message] = []
     for name, batch, shapes in _samples(interface, batching):
-        entries = [
-            {
-                "key": info.name,
-                "value": {
-                    "data_type": Word(TYPES[info.dtype]),
-                    "dims": list(shapes[info.name]) or [1],
-                    "zero_data": True,
-                },
-            }
-            for info in interface.inputs
-        ]
+        entries = []
+        for info in interface.inputs:
+            value = {"data_type": Word(TYPES[info.dtype]), "dims": list(shapes[info.name]) or [1], "zero_data": True}
+            entries.append({"key": info.name, "value": value})
         samples.append({"name": name, "batch_size": batch, "inputs": entries, "count": count})
     return samples
 
