@@ -139,22 +139,17 @@ def text(message: _Message) -> str:
 
 def _lines(message: _Message) -> Iterator[str]:
     for name, value in message.items():
-        if isinstance(value, Mapping):
-            yield from _block(name, value)
-        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
-            for item in value:
-                yield from _block(name, item)
-        elif isinstance(value, (list, tuple)):
-            if value or name == "shape":
-                yield f"{name}: [{', '.join(map(_scalar, value))}]"
-        else:
+        listed = isinstance(value, (list, tuple))
+        items = value if listed else [value]
+        if items and isinstance(items[0], Mapping):
+            for item in items:
+                yield f"{name} {{"
+                yield from (f"  {line}" for line in _lines(item))
+                yield "}"
+        elif not listed:
             yield f"{name}: {_scalar(value)}"
-
-
-def _block(name: str, message: _Message) -> Iterator[str]:
-    yield f"{name} {{"
-    yield from (f"  {line}" for line in _lines(message))
-    yield "}"
+        elif value or name == "shape":
+            yield f"{name}: [{', '.join(map(_scalar, value))}]"
 
 
 def _scalar(value: Any) -> str:
