@@ -216,8 +216,7 @@ def _mode(path: Path) -> int | None:
 def _created(partial: Path, target: Path) -> int:
     """Make an empty file; the mode it is to have."""
     partial.touch(0o666, exist_ok=False)  # the system takes the umask off
-    mode = _mode(target)
-    return 0o777 & (partial.stat().st_mode if mode is None else mode)
+    return 0o777 & (target if target.exists() else partial).stat().st_mode
 
 
 def sync(path: Path) -> None:
