@@ -117,11 +117,8 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
     yield result.summary[0].upper() + result.summary[1:]
     for name, noise in result.measured.items():
         whole, parts = snr_db(noise), snr_db(result.predicted[name])
-        yield f"{name}: " + (
-            f"the whole in INT8 {whole:.1f} dB; the sum of the parts {parts:.1f} dB"
-            if noise
-            else "INT8 changes nothing in it"
-        )
+        both = f"the whole in INT8 {whole:.1f} dB; the sum of the parts {parts:.1f} dB"
+        yield f"{name}: {both if noise else 'INT8 changes nothing in it'}"
     for name, why in result.left_out.items():
         yield f"{name} isn't looked at: {why}"
 
