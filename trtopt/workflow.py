@@ -303,7 +303,8 @@ def _build_request(
     subject: _Subject, request: PipelineRequest, samples: Mapping[str, Any], files: Mapping[str, Path]
 ) -> BuildRequest:
     recipe, precision = subject.recipe, subject.precision
-    build = BuildRequest(
+    more: dict[str, Any] = {} if precision is Precision.FP32 else {str(precision): True}
+    return BuildRequest(
         files["ONNX"],
         files["engine"],
         shapes=[dict(recipe.ranges)] if recipe.ranges else (),
@@ -312,9 +313,9 @@ def _build_request(
         save_onnx=files["graph"],
         classes=recipe.classes,
         reporter=request.reporter,
+        **more,
+        **({**samples, "method": request.method} if subject.calibrates else {}),
     )
-    more: dict[str, Any] = {} if precision is Precision.FP32 else {str(precision): True}
-    return replace(build, **more, **({**samples, "method": request.method} if subject.calibrates else {}))
 
 
 def _exported(recipe: Recipe, path: Path, ledger: _Ledger, reporter: Reporter) -> Path:
@@ -367,29 +368,22 @@ def _agreement(
     """Measure how the graph that the engine was built of agrees with the model as it came."""
     graph, manifest = files["graph"], load_manifest(files["engine"])
     kinds = (manifest.output_kinds if manifest else None) or {}
+    most = None if labelled else COMPARED
+    batches = open_data(load_model(original, lazy=True).inputs, **samples, batch=4, limit=most)
+    labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None
 
     def work() -> Any:
         with reporter.phase(f"compare with the {subject.reference}"):
-            most = None if labelled else COMPARED
-            batches = open_data(load_model(original).inputs, **samples, batch=4, limit=most)
-            labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None
             return verify(original, graph, batches, labels=labels, output_kind=kinds).figures()
 
     key = {
         "model": sha256_file(original),
         "graph": sha256_file(graph),
-        "photos": [path.name for path in samples["images"]] if labelled else _digest(samples),
+        "samples": [batches.digests, batches.preparation, labels],
         "kinds": dict(kinds),
     }
     agreement = ledger.run("verify", key, [], work, Compared)
     return dict(msgspec.to_builtins(agreement))
-
-
-def _digest(samples: Mapping[str, Any]) -> dict[str, Any]:
-    """Identify the samples by the files' contents."""
-    place = samples.get("data") or samples["images"]
-    files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
-    return {"files": [sha256_file(path) for path in files], "preprocess": plain(samples.get("preprocess"))}
 
 
 def _timed(samples: Mapping[str, Any], clean: Path, engine: Path, backend: str) -> tuple[Mapping[str, Any] | None, str]:

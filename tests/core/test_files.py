@@ -25,7 +25,6 @@ from trtopt.core.files import (
     sha256_json,
     whole,
     write_json,
-    writing,
     writing_together,
 )
 from trtopt.core.temporary import scratch
@@ -33,7 +32,7 @@ from trtopt.core.temporary import scratch
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
     target = tmp_path / "out.bin"
-    with writing(target) as partial:
+    with writing_together(target) as (partial,):
         partial.write_bytes(b"half")
         assert not target.exists()
     assert target.read_bytes() == b"half"
@@ -44,7 +43,7 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
 def test_an_interrupted_write_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "out.bin"
     target.write_bytes(b"before")
-    with pytest.raises(error), writing(target) as partial:
+    with pytest.raises(error), writing_together(target) as (partial,):
         partial.write_bytes(b"after")
         raise error
     assert target.read_bytes() == b"before"
@@ -162,7 +161,7 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     said = pytest.raises(OutputError, match=r"No space left .*, set TMPDIR to a folder with room")
-    with scratch() as folder, said, writing(folder / "m.onnx"):
+    with scratch() as folder, said, writing_together(folder / "m.onnx"):
         raise full
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(OutputError, match=r"temporary folder: .*, set TMPDIR"), scratch():

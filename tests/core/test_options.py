@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Wanted:
     model: str = field(metadata=about(help="A model."))
     _: KW_ONLY
-    batch: int = option(8, help="Samples at a time.", unit="samples")
+    batch: int = option(8, help="Samples at a time.")
     label: str | None = option(None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
@@ -33,11 +32,7 @@ class BuildRequest:
     model: str | os.PathLike[str] | onnx.ModelProto = field(metadata=shared.MODEL)
     output: str | os.PathLike[str] = field(
         metadata=about(
-            help="The engine to write; its manifest lies beside it.",
-            typed=Path,
-            short="-o",
-            group="Usual",
-            writes=ENGINE,
+            help="The engine to write; its manifest lies beside it.", short="-o", group="Usual", writes=ENGINE
         )
     )
     _: KW_ONLY
@@ -49,8 +44,7 @@ class BuildRequest:
         None,
         help="Limit for --int8 and --best; default beside another: 20 for embeddings, boxes, others. For --fp16 (30) and "
         "--bf16 (20) with data, what stays in FP32 follows from it.",
-        unit="dB",
-        typed=float,
+        metavar="DB",
     )
     preprocess: Any = shared.preprocess()
     limit: int | None = shared.limit()
@@ -82,7 +76,6 @@ class BuildRequest:
         None,
         help=f"Limit for --int8 and --best: share of FP32's {shared.SHARED} (0.99 or 99%); default: 0.95 beside others.",
         metavar="SHARE",
-        typed=str,
         group="Limits",
     )
     labels: Any = shared.labels(help="True classes for a --metric that takes them, one number a line.")
@@ -92,10 +85,10 @@ class BuildRequest:
     target: Sequence[str] | str = shared.target(group="Build")
     backend: str = shared.backend()
     device: int = option(0, help="The GPU to build on, and to time engines on.", least=0)
-    workspace: str | int | None = option(None, help="Most scratch memory.", unit="bytes", metavar="2GiB", typed=str)
-    optimization_level: int | None = option(None, help="0 (fast build) to 5.", typed=int)
+    workspace: str | int | None = option(None, help="Most scratch memory.", metavar="2GiB")
+    optimization_level: int | None = option(None, help="0 (fast build) to 5.")
     max_aux_streams: int | None = option(
-        None, help="Most auxiliary streams the engine may use, 0: none; default: TensorRT's choice.", typed=int
+        None, help="Most auxiliary streams the engine may use, 0: none; default: TensorRT's choice."
     )
     timing_cache: str | os.PathLike[str] | None = option(
         None,
@@ -129,17 +122,14 @@ class RefitRequest:
 
     engine: str | os.PathLike[str] = field(metadata=shared.ENGINE)
     model: str | os.PathLike[str] = field(
-        metadata=about(help="The ONNX model that has the weights.", metavar="NEW.onnx", typed=Path)
+        metadata=about(help="The ONNX model that has the weights.", metavar="NEW.onnx")
     )
     output: str | os.PathLike[str] = field(
-        metadata=about(help="The engine to write; its manifest lies beside it.", typed=Path, short="-o", writes=ENGINE)
+        metadata=about(help="The engine to write; its manifest lies beside it.", short="-o", writes=ENGINE)
     )
     _: KW_ONLY
     calib: str | os.PathLike[str] | Table | None = option(
-        None,
-        help="The calibration table that an INT8 or FP8 engine was built with.",
-        metavar="T.calib.json",
-        typed=Path,
+        None, help="The calibration table that an INT8 or FP8 engine was built with.", metavar="T.calib.json"
     )
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()

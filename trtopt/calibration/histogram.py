@@ -47,7 +47,12 @@ def count(flat: NDArray[np.float32], exponent: int, counts: Counts) -> tuple[flo
         return count_in_numpy(flat, exponent, counts)
     if not hasattr(_own, "scratch"):
         _own.scratch = np.empty(_SCRATCH, np.uint8)
-    return native.count(flat.ctypes.data, flat.size, exponent, counts.ctypes.data, _own.scratch.ctypes.data)
+    while True:
+        found = native.count(flat.ctypes.data, flat.size, exponent, counts.ctypes.data, _own.scratch.ctypes.data)
+        if found[2] == exponent:
+            return found
+        counts[:] = coarser(counts, found[2] - exponent)  # a few times at most for a tensor: it was counted in vain
+        exponent = found[2]
 
 
 def count_in_numpy(flat: NDArray[np.float32], exponent: int, counts: Counts) -> tuple[float, float, int]:

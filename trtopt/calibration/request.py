@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
@@ -35,7 +34,7 @@ class CalibrateRequest:
     batch: int = shared.batch(group="Input")
     calib: str | os.PathLike[str] | Table | None = shared.table(help="Choose again from an earlier table; no data.")
     import_cache: str | os.PathLike[str] | None = option(
-        None, help="Take the scales of a TensorRT 7 to 10 cache; no data.", metavar="OLD.cache", typed=Path
+        None, help="Take the scales of a TensorRT 7 to 10 cache; no data.", metavar="OLD.cache"
     )
     missing: str = option(
         "error",

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from typing import NoReturn
 
 import trtopt.cli.commands  # noqa: F401  (adds them)
@@ -17,8 +18,7 @@ from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError, without
 from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.removed import went
-from trtopt.core.terminal import visible
-from trtopt.core.words import counted
+from trtopt.core.words import counted, visible
 
 # Options and commands that others have, and what to type instead.
 _ELSEWHERE = {
@@ -106,8 +106,6 @@ def _instead(word: str) -> str:
 
 def _failure(error: Exception) -> int:
     if wanted():
-        import traceback
-
         traceback.print_exc()
     if stopping.status() and not isinstance(error, BuildCancelled):
         return 1  # what became of the interruption

@@ -8,23 +8,22 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from inspect import Parameter, Signature, getdoc
-from operator import methodcaller
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from types import SimpleNamespace
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from trtopt.core.options import About, flag_of, option, options
-from trtopt.core.terminal import visible
-from trtopt.core.words import spoken
-
-if TYPE_CHECKING:
-    from trtopt.core.progress import Reporter
+import trtopt
+from trtopt.core.errors import UsageError
+from trtopt.core.options import About, flag_of, option, options, typed_as
+from trtopt.core.progress import QuietReporter, Reporter, StreamReporter
+from trtopt.core.version import __version__
+from trtopt.core.words import spoken, visible
 
 _EVERYWHERE = ("-v", "--verbose", "-q", "--quiet")
 
@@ -123,21 +122,18 @@ class _Pixels:
     """Options beside `preprocess`, of which each changes one key."""
 
     size: str | None = option(
-        None, help="Height and width of the images; default: the model's.", metavar="HxW", typed=str, group="Input"
+        None, help="Height and width of the images; default: the model's.", metavar="HxW", group="Input"
     )
-    resize: str | None = option(None, help="stretch, crop or letterbox.", typed=str)
-    channels: str | None = option(None, help="rgb, bgr or gray.", typed=str)
-    layout: str | None = option(None, help="nchw or nhwc; default: the input's own.", typed=str)
-    scale: str | None = option(None, help="Factor on pixels (0 to 255), such as 1/255.", typed=str)
-    mean: str | None = option(
-        None, help="After the scale: a number, or one per channel, in the order of --channels.", typed=str
-    )
-    std: str | None = option(
-        None, help="After the mean: a number, or one per channel, in the order of --channels.", typed=str
-    )
+    resize: str | None = option(None, help="stretch, crop or letterbox.")
+    channels: str | None = option(None, help="rgb, bgr or gray.")
+    layout: str | None = option(None, help="nchw or nhwc; default: the input's own.")
+    scale: str | None = option(None, help="Factor on pixels (0 to 255), such as 1/255.")
+    mean: str | None = option(None, help="After the scale: a number, or one per channel, in the order of --channels.")
+    std: str | None = option(None, help="After the mean: a number, or one per channel, in the order of --channels.")
 
 
 Options = Mapping[str, Any]
+_Shown = dict[str, tuple[Field[Any], About]]
 FLAGS: dict[str, str] = {}  # of every option of every command; the one that runs puts its own there
 _STATE = SimpleNamespace(quiet=False)  # of the command that runs
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
@@ -155,19 +151,16 @@ def command_of(
     request: type[Any],
     epilog: str,
     *,
-    read: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
     call: Callable[..., Any] | None = None,
     group: typer.Typer | None = None,
     name: str | None = None,
     cls: type[TyperCommand] | None = None,
-    plain: Callable[[Any], Any] = methodcaller("to_json"),
     judged: bool = True,
     measures: bool = False,
 ) -> Callable[[Callable[[Any, Options], Iterator[str]]], None]:
     """Make a command of what says a result in lines: its docstring is the help, the options are a request's and --json.
 
     Args:
-        read: option → what makes the function's argument of what was typed.
         call: gives the result; default: the public function of the same name, with the options as keywords.
         judged: exit status 1, or the result's `exit_status`, where it has an `ok` that is False.
         measures: the result is kept beside the engine that it is of, for `report`.
@@ -185,17 +178,16 @@ def command_of(
     def made(text: Callable[[Any, Options], Iterator[str]]) -> None:
         @functools.wraps(text)
         def typed(*, json_output: bool, **values: Any) -> None:
-            import trtopt
-
             FLAGS.update(own)
-            values = _values(shown, values, read)
+            values = _values(shown, values)
             # What a module or a metric of the user's own prints isn't part of the object.
             with contextlib.redirect_stdout(sys.stderr) if json_output else contextlib.nullcontext():
                 reporter = {"reporter": _reporter()} if "reporter" in options(request) else {}
                 function = call or getattr(trtopt, text.__name__)
                 _collect_garbage()
                 result = function(**values, **reporter)
-            document = told(plain(result)) if json_output or measures else {}
+            as_json = getattr(result, "to_json", None) or result.describe
+            document = told(as_json()) if json_output or measures else {}
             if measures:
                 from trtopt.diagnosis.results import keep
 
@@ -220,18 +212,16 @@ def _collect_garbage() -> None:
         gc.enable()
 
 
-def _shown(request: type[Any]) -> dict[str, tuple[Field[Any], About]]:
+def _shown(request: type[Any]) -> _Shown:
     """Return the options of a request that its command has: name → field and description."""
-    shown: dict[str, tuple[Field[Any], About]] = {}
+    shown: _Shown = {}
     for name, entry in options(request).items():
         if entry[1].help:
             shown |= {name: entry} | (options(_Pixels) if name == "preprocess" else {})
     return shown
 
 
-def _values(
-    shown: Mapping[str, tuple[Field[Any], About]], typed: Mapping[str, Any], read: Mapping[str, Callable[[Any], Any]]
-) -> dict[str, Any]:
+def _values(shown: _Shown, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Make the function's keywords of what was typed."""
     values = dict(typed)
     for name, (item, about) in shown.items():
@@ -239,21 +229,39 @@ def _values(
             if values[name] in (None, []):
                 values[name] = ()
             elif about.typed is str:
-                values[name] = parted(flag_of(item), values[name], numbers="int" in str(item.type))
+                values[name] = _parted(flag_of(item), values[name], numbers="int" in str(item.type))
     if "preprocess" in values:
         values["preprocess"] = _prepared(values)
-    return values | {name: parse(values[name]) for name, parse in read.items()}
+    return values | {name: read(values[name]) for name, read in _READ.items() if name in values}
 
 
-def parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
+def _parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
     """Read a list that is typed as one text, A,B."""
-    from trtopt.core.errors import UsageError
-
     parts = tuple(part.strip() for part in text.split(","))
     if not all(part.isdecimal() if numbers else part for part in parts):
         example = "numbers such as 1,8,32" if numbers else "one, or A,B"
         raise UsageError(f"{flag} {text!r} can't be read; write {example}")
     return tuple(map(int, parts)) if numbers else parts
+
+
+def _inputs(texts: Sequence[str] | None) -> list[Any] | None:
+    from trtopt.frontend.inputs import parse_input
+
+    return list(map(parse_input, texts)) if texts else None
+
+
+def _factory_arguments(texts: Sequence[str] | None) -> dict[str, Any] | None:
+    from trtopt.frontend.factories import parse_argument
+
+    return dict(map(parse_argument, texts)) if texts else None
+
+
+def _output_names(texts: Sequence[str] | None) -> tuple[str, ...] | None:
+    return _parted("--output-names", ",".join(texts)) if texts else None
+
+
+# Option → what makes the function's argument of what was typed.
+_READ = {"factory_arg": _factory_arguments, "inputs": _inputs, "output_names": _output_names}
 
 
 def _is_argument(item: Field[Any], about: About) -> bool:
@@ -267,18 +275,17 @@ def _flags(item: Field[Any], about: About) -> list[str]:
 def _parameter(item: Field[Any], about: About, *, grouped: bool) -> Parameter:
     """Return what typer makes a command's option or argument of."""
     required = about.needed or item.default is MISSING
-    kind: Any = about.typed or (list[str] if item.default == () else type(item.default))
+    kind = typed_as(item, about)
     absent = item.default is None or item.default == ()  # None, for typer
     annotation: Any = kind | None if absent and not required else kind
-    metavar = about.metavar or about.unit.upper() or None
     # "" stays the text that was typed, for the request to refuse: as a Path it would be this folder.
     as_typed: dict[str, Any] = {"path_type": str} if Path in (kind, *get_args(kind)) else {}
     if _is_argument(item, about):
-        declaration = typer.Argument(metavar=metavar, help=about.help, **as_typed)
+        declaration = typer.Argument(metavar=about.metavar, help=about.help, **as_typed)
     else:
         panel = about.group if grouped else None
         declaration = typer.Option(
-            *_flags(item, about), metavar=metavar, help=about.help, rich_help_panel=panel, **as_typed
+            *_flags(item, about), metavar=about.metavar, help=about.help, rich_help_panel=panel, **as_typed
         )
     default = Parameter.empty if required else None if absent else item.default
     return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, declaration])
@@ -292,8 +299,6 @@ def _prepared(values: dict[str, Any]) -> Any:
 
 
 def _image_option(name: str, text: str) -> Any:
-    from trtopt.core.errors import UsageError
-
     try:
         if name == "size":
             sides = [int(side) for side in text.lower().split("x")]
@@ -308,8 +313,6 @@ def _image_option(name: str, text: str) -> Any:
 
 
 def _reporter() -> Reporter:
-    from trtopt.core.progress import QuietReporter, StreamReporter
-
     return (QuietReporter if _STATE.quiet else StreamReporter)(sys.stderr, FLAGS)
 
 
@@ -324,8 +327,6 @@ def told(value: Any) -> Any:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from trtopt.core.version import __version__
-
         print(f"trtopt {__version__}")
         raise typer.Exit
 

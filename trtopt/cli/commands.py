@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import make_dataclass
-from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import trtopt
 from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of, parted
+from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
 from trtopt.core.library_output import wanted
+from trtopt.core.progress import Reporter
 from trtopt.core.values import x
+from trtopt.core.version import to_install
 from trtopt.core.words import counted, first_of
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, StoreRequest
@@ -30,33 +33,11 @@ from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.request import RunRequest
 from trtopt.serving.request import DeployRequest, ServeRequest
 
-if TYPE_CHECKING:
-    from trtopt.core.progress import Reporter
-
 MOST_KEPT = 20  # nodes that are listed
 ROWS = 10  # of tables of layers
 
 
-def _inputs(texts: Sequence[str] | None) -> list[Any] | None:
-    from trtopt.frontend.inputs import parse_input
-
-    return list(map(parse_input, texts)) if texts else None
-
-
-def _factory_arguments(texts: Sequence[str] | None) -> dict[str, Any] | None:
-    from trtopt.frontend.factories import parse_argument
-
-    return dict(map(parse_argument, texts)) if texts else None
-
-
-_MODULE = {"factory_arg": _factory_arguments, "inputs": _inputs}
-
-
-@command_of(
-    ExportRequest,
-    "trtopt export torchvision:resnet50 -o resnet50.onnx",
-    read={**_MODULE, "output_names": lambda texts: parted("--output-names", ",".join(texts)) if texts else None},
-)
+@command_of(ExportRequest, "trtopt export torchvision:resnet50 -o resnet50.onnx")
 def export(result: Any, values: Options) -> Iterator[str]:
     """Export a PyTorch model to ONNX, and compare the two."""
     yield f"{result.path}: opset {result.opset}, weights {result.weights}"
@@ -67,7 +48,7 @@ def export(result: Any, values: Options) -> Iterator[str]:
         yield "  not compared with PyTorch"
 
 
-@command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml", read=_MODULE)
+@command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml")
 def init(result: Any, values: Options) -> Iterator[str]:
     """Write a recipe for a model of yours; pipeline runs it. What isn't known is "?" in it."""
     yield f"{result.recipe}: written"
@@ -124,16 +105,11 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
     from trtopt.calibration.noise import snr_db
 
     macs_known = any(item.macs for item in result.sources)
-    rows = [
-        (
-            item.what,
-            first_of(item.nodes, 2) if item.kind == "activation" else "",
-            f"{snr_db(item.noise[result.output]):.1f}",
-            f"{result.share(item):.1%}",
-            f"{item.macs:.1%}" if macs_known else "?",
-        )
-        for item in result.sources[: values["top"] or None]
-    ]
+    rows = []
+    for item in result.sources[: values["top"] or None]:
+        readers = first_of(item.nodes, 2) if item.kind == "activation" else ""
+        noise, macs = f"{snr_db(item.noise[result.output]):.1f}", f"{item.macs:.1%}" if macs_known else "?"
+        rows.append((item.what, readers, noise, f"{result.share(item):.1%}", macs))
     title = f"{result.model}: noise at {result.output}, {result.samples} samples"
     print_table(title, ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"), rows)
     if len(rows) < len(result.sources):
@@ -141,11 +117,8 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
     yield result.summary[0].upper() + result.summary[1:]
     for name, noise in result.measured.items():
         whole, parts = snr_db(noise), snr_db(result.predicted[name])
-        yield f"{name}: " + (
-            f"the whole in INT8 {whole:.1f} dB; the sum of the parts {parts:.1f} dB"
-            if noise
-            else "INT8 changes nothing in it"
-        )
+        both = f"the whole in INT8 {whole:.1f} dB; the sum of the parts {parts:.1f} dB"
+        yield f"{name}: {both if noise else 'INT8 changes nothing in it'}"
     for name, why in result.left_out.items():
         yield f"{name} isn't looked at: {why}"
 
@@ -187,16 +160,10 @@ def _built(result: Any, values: Options) -> Iterator[str]:
     from trtopt.engine.manifest import REASONS, arithmetic
 
     if (tuning := result.tuning) is not None:
-        rows = [
-            (
-                f"{item.share:.1%}",
-                str(item.left_out),
-                f"{item.snr_db:.1f}",
-                item.figure,
-                _within(item, values["min_snr"]),
-            )
-            for item in tuning.front
-        ]
+        rows = []
+        for item in tuning.front:
+            within = _within(item, values["min_snr"])
+            rows.append((f"{item.share:.1%}", str(item.left_out), f"{item.snr_db:.1f}", item.figure, within))
         headers = ("arithmetic in INT8", "layers out", "dB", "", "within the limits")
         print_table(f"What was tried, on {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
     counts, *reasons = REASONS.split(result.precision_summary)
@@ -237,10 +204,7 @@ def inspect(report: Any, values: Options) -> Iterator[str]:
 
 
 @command_of(
-    VerifyRequest,
-    "trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet",
-    plain=methodcaller("describe"),
-    measures=True,
+    VerifyRequest, "trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet", measures=True
 )
 def verify(agreement: Any, values: Options) -> Iterator[str]:
     """Compare two ONNX models, or a model and an engine. Both get the same inputs; each output is judged by its kind.
@@ -261,11 +225,7 @@ def pipeline(result: Any, values: Options) -> Iterator[str]:
     yield from str(result).split("\n")
 
 
-@command_of(
-    BenchRequest,
-    "trtopt bench model.engine --batch 1,8,32 --against onnxruntime",
-    measures=True,
-)
+@command_of(BenchRequest, "trtopt bench model.engine --batch 1,8,32 --against onnxruntime", measures=True)
 def bench(report: Any, values: Options) -> Iterator[str]:
     """Measure an engine's time, throughput and memory. --against: beside other ways of running the model."""
     print_table(str(values["engine"]), *report.table())
@@ -361,20 +321,11 @@ store = command_group("store", "List or prune an engine store (trtopt build --st
 @command_of(StoreRequest, "trtopt store list", group=store, name="list")
 def list_store(result: Any, values: Options) -> Iterator[str]:
     """List the engines in a store, the last used first."""
-    import time
-
-    rows = [
-        (
-            item.digest[:12],
-            Path(item.model).name,
-            item.precision,
-            item.made_for,
-            item.generation,
-            memory_size(item.nbytes),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used)),
-        )
-        for item in result.engines
-    ]
+    rows = []
+    for item in result.engines:
+        size, used = memory_size(item.nbytes), time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used))
+        model = Path(item.model).name
+        rows.append((item.digest[:12], model, item.precision, item.made_for, item.generation, size, used))
     if rows:
         print_table(result.folder, ("engine", "model", "precision", "for", "TensorRT", "size", "last used"), rows)
     most = memory_size(result.max_size)
@@ -389,8 +340,6 @@ def prune_store(result: Any, values: Options) -> Iterator[str]:
 
 
 def _serve(reporter: Reporter, **values: Any) -> Any:
-    import trtopt
-
     with trtopt.serve(**values, reporter=reporter) as server, stopping.handed_to(server.send_signal):
         reporter.note(
             f"ready: HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}; SIGTERM or Ctrl-C ends it"
@@ -411,8 +360,6 @@ def serve(result: Any, values: Options) -> Iterator[str]:
 @command_of(make_dataclass("VersionRequest", ()), "trtopt version --json")
 def version(report: Any, values: Options) -> Iterator[str]:
     """Say the versions of trtopt, TensorRT and the libraries."""
-    from trtopt.core.version import to_install
-
     yield f"trtopt {report.trtopt}, Python {report.python}, {report.platform}"
     yield f"GPU: {report.gpu}"
     if not report.generations:

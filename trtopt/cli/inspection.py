@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from trtopt.cli.tables import print_table
@@ -46,8 +47,6 @@ def _cell(value: Any) -> str:
 
 
 def layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    from textwrap import wrap
-
     from trtopt.engine.reports import formats
 
     for number, layer in enumerate(layers, 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtopt.cli.application import told
-from trtopt.core.terminal import visible
+from trtopt.core.words import visible
 
 SHORT, ROOM = 12, 20  # characters of what isn't broken in tables; what another column needs, its gap too
 

@@ -75,7 +75,7 @@ static PyObject *run(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_
 }
 
 /* Counting |x| in BINS equal bins over [0, 2**exponent). */
-enum { BINS = 16384, DOUBLINGS = 14, SPARE = 64, BLOCK = 1 << 11, LINE = 16 };
+enum { BINS = 16384, SPARE = 64, BLOCK = 1 << 11, LINE = 16 };
 
 /* As integers, with the magnitude of negative ones turned round, floats keep their order: -NaN, -inf, ..., inf, NaN. */
 static int32_t turned(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
@@ -122,18 +122,6 @@ static void added(const uint32_t *fresh, int64_t *counts)
         counts[0] += fresh[i];
 }
 
-static void coarser(uint32_t *fresh, int doublings)
-{
-    int step = 1 << (doublings < DOUBLINGS ? doublings : DOUBLINGS);
-    for (int i = 0; i < BINS / step; i++) {
-        uint32_t total = 0;
-        for (int j = i * step; j < i * step + step; j++)
-            total += fresh[j];
-        fresh[i] = total;
-    }
-    memset(fresh + BINS / step, 0, (size_t)(BINS - BINS / step) * sizeof *fresh);
-}
-
 static int64_t counted(const float *values, int64_t size, int64_t exponent, int64_t *counts, uint32_t *fresh,
                        int32_t *least, int32_t *most)
 {
@@ -154,10 +142,9 @@ static int64_t counted(const float *values, int64_t size, int64_t exponent, int6
         if (largest >= 0x7F800000) /* infinite, or NaN */
             return before;
         int64_t needed = (largest >> 23) - 126; /* as frexp's, of all but subnormals, which lie below the lowest anyway */
-        if (needed > exponent) {
-            coarser(fresh, (int)(needed - exponent));
-            exponent = needed;
-        }
+        exponent = needed > exponent ? needed : exponent;
+        if (exponent > before) /* the counts' range is too small: their owner widens it, and asks again */
+            continue;
         placed(values + start, length, ldexpf((float)BINS, (int)-exponent), bins);
         for (int64_t i = 0; i < length; i += LINE) {
             int64_t end = length - i < LINE ? length : i + LINE;
@@ -166,17 +153,8 @@ static int64_t counted(const float *values, int64_t size, int64_t exponent, int6
                 fresh[bins[j]]++;
         }
     }
-    if (exponent > before) {
-        int step = 1 << (exponent - before < DOUBLINGS ? (int)(exponent - before) : DOUBLINGS);
-        for (int i = 0; i < BINS / step; i++) {
-            int64_t total = 0;
-            for (int j = i * step; j < i * step + step; j++)
-                total += counts[j];
-            counts[i] = total;
-        }
-        memset(counts + BINS / step, 0, (size_t)(BINS - BINS / step) * sizeof *counts);
-    }
-    added(fresh, counts);
+    if (exponent == before)
+        added(fresh, counts);
     return exponent;
 }
 
@@ -198,9 +176,9 @@ static PyMethodDef methods[] = {
      "run(rows, count): do so many rows; what the last one gave, which is the first that gave something else than 0."},
     {"hold", (PyCFunction)(void (*)(void))hold, METH_FASTCALL,
      "hold(rows, count): the same without letting the GIL go, for rows that take less time than that may."},
-    {"count", (PyCFunction)(void (*)(void))count, METH_FASTCALL,
-     "count(values, size, exponent, counts, scratch): add to the counts; the least and the greatest value, and the exponent "
-     "that the counts then have."},
+    {"count_within", (PyCFunction)(void (*)(void))count, METH_FASTCALL,
+     "count_within(values, size, exponent, counts, scratch): the least and the greatest value, and the exponent that the counts "
+     "need; added to them if it is theirs."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -91,13 +91,9 @@ class UnsupportedOperator(_Listing, ModelError):
             shown += texts if more < 2 else [*texts[:_ALIKE], f"and {more} more of {operator}"]
         super().__init__(problem, shown, advice)
 
-    def advised(self, advice: str) -> UnsupportedOperator:
-        """Return the error with an advice, where it has none yet."""
-        return UnsupportedOperator(self.problem, self.issues, self.advice or advice, self.words)
-
-    def retold(self, word: Callable[[Any], str]) -> UnsupportedOperator:
-        """Return the error with its issues in the words that `word` gives them."""
-        return UnsupportedOperator(self.problem, self.issues, self.advice, list(map(word, self.issues)))
+    def retold(self, word: Callable[[Any], str], advice: str = "") -> UnsupportedOperator:
+        """Return the error with its issues in the words that `word` gives them, and an advice, where it has none yet."""
+        return UnsupportedOperator(self.problem, self.issues, self.advice or advice, list(map(word, self.issues)))
 
 
 class ExportMismatch(ModelError):

@@ -27,18 +27,12 @@ CALLS: ContextVar[tuple[Any, ...]] = ContextVar("calls", default=())
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary path; on success it becomes `path`, on any error it is removed.
+def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...]]:
+    """Give temporary paths; on success each becomes one of `paths`, and all are on the disk before the first takes its name. On
+    any error they are removed.
 
     A link that the user named is followed: what it points at is written. A file that is there gives the new one its mode.
-    UsageError where a call in progress reads `path`, OutputError where it can't be written."""
-    with writing_together(path) as (partial,):
-        yield partial
-
-
-@contextlib.contextmanager
-def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...]]:
-    """`writing` for files that belong together: all of them are on the disk before the first takes its name."""
+    UsageError where a call in progress reads one of `paths`, OutputError where one can't be written."""
     targets = [_target(path) for path in paths]
     partials: list[Path] = []
     try:
@@ -91,7 +85,7 @@ def check_ending(
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
-    with writing(path) as partial:
+    with writing_together(path) as (partial,):
         partial.write_bytes(content)
 
 
@@ -105,10 +99,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 class Unreadable(UsageError, OSError):
-    """A file that can't be opened or read: an error of the system's for who expects one, else the user's."""
-
-    def __init__(self, number: int, why: str, path: str | os.PathLike[str]) -> None:
-        OSError.__init__(self, number, why, os.fspath(path))
+    """A file that can't be read (number, why, path): an error of the system's for who expects one, else the user's."""
 
     def __str__(self) -> str:
         return f"{self.filename} can't be read: {self.strerror}"
@@ -225,8 +216,7 @@ def _mode(path: Path) -> int | None:
 def _created(partial: Path, target: Path) -> int:
     """Make an empty file; the mode it is to have."""
     partial.touch(0o666, exist_ok=False)  # the system takes the umask off
-    mode = _mode(target)
-    return 0o777 & (partial.stat().st_mode if mode is None else mode)
+    return 0o777 & (target if target.exists() else partial).stat().st_mode
 
 
 def sync(path: Path) -> None:

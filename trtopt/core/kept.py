@@ -116,19 +116,15 @@ def keeping(call: Call) -> Iterator[None]:
 def named_in(path: Path) -> Mapping[str, Any]:
     """Return the files that a file names, by keys: a recipe's content, an engine's manifest and what that was made from,
     external weights. A job list's jobs say it themselves."""
-    from trtopt.core.documents import (  # with msgspec, which only a file that is there needs
-        Damaged,
-        read_json,
-        read_toml,
-    )
+    from trtopt.core import documents  # with msgspec, which only a file that is there needs
 
     found: dict[str, Any] = {"beside": [path.name + ending for ending in ENGINE[1:]]}
-    with contextlib.suppress(Damaged, OSError, AttributeError, KeyError, TypeError):
+    with contextlib.suppress(documents.Damaged, OSError, AttributeError, KeyError, TypeError):
         if path.suffix == ".toml":
-            content = read_toml(path)
+            content = documents.read_toml(path)
             return {} if "job" in content else content
         if path.suffix == ".json" and path.stat().st_size < 1 << 24:  # no table
-            content = read_json(path)
+            content = documents.read_json(path)
             return {"graph": content.get("graph_file"), "source": str(Path(content["source"]["path"]).absolute())}
         return found | {"weights": _weights(path)}
     return found

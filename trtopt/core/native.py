@@ -5,19 +5,16 @@ Where it isn't built, plain Python does both, slower; `trtopt version` says whic
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any
 
-_module: Any
 try:
-    _module = importlib.import_module("trtopt.core._native")
+    from trtopt.core import _native  # type: ignore[attr-defined]
 except ImportError:
-    _module = None
+    _native = None
 
 # Do rows that lie at an address, so many of them: `trtopt.runtime.stretch`. None: not built.
-run: Callable[[int, int], int] | None = getattr(_module, "run", None)
+run: Callable[[int, int], int] | None = getattr(_native, "run", None)
 # The same, keeping the GIL. None: not built.
-hold: Callable[[int, int], int] | None = getattr(_module, "hold", None)
-# Count values: `trtopt.calibration.histogram`. None: not built.
-count: Callable[[int, int, int, int, int], tuple[float, float, int]] | None = getattr(_module, "count", None)
+hold: Callable[[int, int], int] | None = getattr(_native, "hold", None)
+# Count values within a range: `trtopt.calibration.histogram`. None: not built.
+count: Callable[[int, int, int, int, int], tuple[float, float, int]] | None = getattr(_native, "count_within", None)

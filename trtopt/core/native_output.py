@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any, BinaryIO
 
-from trtopt.core.terminal import visible
+from trtopt.core.words import visible
 
 _kept: BinaryIO | None = None
 _own = list[Any]()  # for the life of the process: a file must not get a closed stream's descriptor, and be printed into

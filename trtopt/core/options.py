@@ -25,7 +25,7 @@ import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from inspect import Parameter, Signature, signature
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args
 
@@ -47,9 +47,9 @@ class About:
 
     Attributes:
         help: a line; empty: the option isn't on the command line.
-        unit: of the value; stands for it in the help where `metavar` doesn't.
         metavar: what stands for the value in the help.
-        typed: what the command line makes of the text, where the default doesn't say: Path, str, int, float or a list of these.
+        typed: what the command line makes of the text, where neither default nor annotation say (`typed_as`); of a path that
+            may be a word, str.
         short: one-letter form, such as "-o"; an option without a default is a positional argument unless it has one.
         needed: the command can't do without it, though the function can.
         positional: it is an argument of the command though it has a default.
@@ -60,8 +60,7 @@ class About:
     """
 
     help: str = ""
-    unit: str = ""
-    metavar: str = ""
+    metavar: str | None = None
     typed: Any = None
     short: str = ""
     needed: bool = False
@@ -85,6 +84,16 @@ def option(default: Any, **given: Any) -> Any:
 def options(request: type[Any]) -> dict[str, tuple[Field[Any], About]]:
     """Name → field and description of everything that a request holds, in order."""
     return {item.name: (item, item.metadata.get(ABOUT, About())) for item in fields(request)}
+
+
+def typed_as(item: Field[Any], said: About) -> Any:
+    """Return what the command line makes of an option's text: Path, str, int, float, bool or a list of these."""
+    if said.typed or item.default == ():
+        return said.typed or list[str]
+    if item.default is not None and item.default is not MISSING:
+        return type(item.default)
+    kinds = str(item.type).split(" | ")
+    return Path if "os.PathLike[str]" in kinds else next(kind for kind in (str, int, float) if kind.__name__ in kinds)
 
 
 def flag_of(item: Field[Any]) -> str:
@@ -119,16 +128,7 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
     an option that has no effect beside the others, and for a file to write that is one of those to read
     (`trtopt.core.kept`); not with `writes=False`, for what names nothing of the user's.
     """
-    parameters = [
-        Parameter(
-            item.name,
-            Parameter.KEYWORD_ONLY if item.kw_only else Parameter.POSITIONAL_OR_KEYWORD,
-            default=Parameter.empty if item.default is MISSING else item.default,
-            annotation=item.type,
-        )
-        for item in fields(request)  # type: ignore[arg-type]
-    ]
-    known = Signature(parameters)
+    known = signature(request)
 
     def made(work: Callable[[R], T]) -> Callable[P, T]:
         @functools.wraps(work)
@@ -148,7 +148,7 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
 
         result = work.__annotations__.get("return", Signature.empty)
         public.__signature__ = known.replace(return_annotation=result)  # type: ignore[attr-defined]
-        public.__annotations__ = {**{item.name: item.annotation for item in parameters}, "return": result}
+        public.__annotations__ = {name: item.annotation for name, item in known.parameters.items()} | {"return": result}
         return public
 
     return made
@@ -180,7 +180,7 @@ def fitting(request: R) -> R:
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
         value = getattr(request, name)
-        path = Path in (said.typed, *get_args(said.typed)) or "PathLike" in str(item.type)
+        path = Path in (said.typed, *get_args(said.typed)) or "os.PathLike[str]" in str(item.type)
         for text in value if isinstance(value, (list, tuple)) else (value,):
             if path and isinstance(text, (str, os.PathLike)) and not os.fspath(text):
                 raise UsageError(f"{named(name)} is '': a path is needed")
@@ -225,9 +225,9 @@ def _is_on(value: Any, wanted: str) -> bool:
 
 def _refuse_other(name: str, value: Any, written: str) -> None:
     """Raise UsageError for a value of another type than the annotation's, where that is one that can be told."""
-    kind = _parsed(written)
-    if not _fits(value, kind):
-        words = sorted(filter(None, _needed(kind)), key=lambda word: word.startswith("a list"))
+    kinds = _kinds(written)
+    if not any(fits(value) for _, fits in kinds):
+        words = sorted((word for word, _ in kinds if word), key=lambda word: word.startswith("a list"))
         needed = " or ".join(word for word in words if word != "a text" or "a path" not in words)
         shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
         hint = next((f": {_INSTEAD[base.__name__]}" for base in type(value).__mro__ if base.__name__ in _INSTEAD), "")
@@ -244,6 +244,8 @@ _INSTEAD = {
 
 # Types of fields, as they are written ---------------------------------------------------------------------------------------
 
+_Allowed = tuple[str, Callable[[Any], bool]]  # words for what an annotation allows, and if a value is that
+
 
 def _whole(value: Any) -> bool:
     try:
@@ -256,9 +258,9 @@ def _is_one(name: str) -> Callable[[Any], bool]:
     return lambda value: any(kind.__name__ == name for kind in type(value).__mro__)
 
 
-# Words for what an annotation allows, and if a value is that. Scalars of other libraries (NumPy's) count as those of Python: by
-# what they can do, since this module imports none; classes by their names.
-_PLAIN: dict[str, tuple[str, Callable[[Any], bool]]] = {
+# Scalars of other libraries (NumPy's) count as those of Python: by what they can do, since this module imports none; classes by
+# their names.
+_PLAIN: dict[str, _Allowed] = {
     "int": ("a whole number", _whole),
     "float": ("a number", lambda value: isinstance(value, numbers.Real) or _whole(value)),
     "bool": ("True or False", lambda value: type(value).__name__ in ("bool", "bool_") or _whole(value)),
@@ -277,41 +279,29 @@ _LISTS = {"Iterable": (str, bytes, Mapping), "Sequence": (str, bytes, Mapping, S
 
 
 @functools.cache
-def _parsed(written: str) -> ast.expr:
-    return ast.parse(written, mode="eval").body
-
-
-def _parts(kind: ast.expr) -> tuple[str, list[ast.expr]]:
-    """Return a type's name, and what stands in its brackets."""
-    name = ast.unparse(kind)
-    if name in _PLAIN or not isinstance(kind, ast.Subscript):
-        return name if name in _PLAIN else name.rpartition(".")[2], []
-    return ast.unparse(kind.value), kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-
-
-def _fits(value: Any, kind: ast.expr) -> bool:
-    """Tell if a value is of a type; it is of each that isn't looked at."""
+def _kinds(written: str) -> list[_Allowed]:
+    """Return each alternative of an annotation; a value is of each that isn't looked at."""
+    kind = ast.parse(written, mode="eval").body
     if isinstance(kind, ast.BinOp):
-        return _fits(value, kind.left) or _fits(value, kind.right)
-    name, inner = _parts(kind)
-    if name in _PLAIN:
-        return _PLAIN[name][1](value)
-    if name == "Mapping":
-        pairs = value.items() if isinstance(value, Mapping) else ()
-        return isinstance(value, Mapping) and all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in pairs)
-    if name in _LISTS:  # what gives its items only once isn't looked into
-        items = value if isinstance(value, Collection) else ()
-        listed = isinstance(value, Iterable) and not isinstance(value, _LISTS[name])
-        return listed and all(_fits(item, inner[0]) for item in items)
-    return True
+        return _kinds(ast.unparse(kind.left)) + _kinds(ast.unparse(kind.right))
+    if written in _PLAIN or not isinstance(kind, ast.Subscript):
+        name = written.rpartition(".")[2]
+        return [_PLAIN.get(written) or _PLAIN.get(name) or (name, lambda value: True)]
+    outer = ast.unparse(kind.value)
+    within = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+    inner = [_kinds(ast.unparse(item)) for item in within]
+    words = [" or ".join(word for word, _ in item) for item in inner]
 
+    def each(values: Iterable[Any], kinds: list[_Allowed]) -> bool:
+        return all(any(fits(value) for _, fits in kinds) for value in values)
 
-def _needed(kind: ast.expr) -> list[str]:
-    """Return words for each alternative."""
-    if isinstance(kind, ast.BinOp):
-        return _needed(kind.left) + _needed(kind.right)
-    name, inner = _parts(kind)
-    each = [" or ".join(_needed(item)) for item in inner]
-    if name in _PLAIN or not inner:
-        return [_PLAIN[name][0] if name in _PLAIN else name]
-    return [f"a mapping of {each[0]} to {each[1]}" if name == "Mapping" else f"a list, each {each[0]},"]
+    def mapped(value: Any) -> bool:
+        return isinstance(value, Mapping) and each(value, inner[0]) and each(value.values(), inner[1])
+
+    def listed(value: Any) -> bool:
+        items = value if isinstance(value, Collection) else ()  # what gives its items only once isn't looked into
+        return isinstance(value, Iterable) and not isinstance(value, _LISTS[outer]) and each(items, inner[0])
+
+    if outer == "Mapping":
+        return [(f"a mapping of {words[0]} to {words[1]}", mapped)]
+    return [(f"a list, each {words[0]},", listed if outer in _LISTS else lambda value: True)]

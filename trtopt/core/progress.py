@@ -18,9 +18,8 @@ from typing import TextIO
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import opened_regular
 from trtopt.core.library_output import wanted
-from trtopt.core.terminal import visible
 from trtopt.core.version import __version__
-from trtopt.core.words import spoken
+from trtopt.core.words import spoken, visible
 
 _FIRST = re.compile(rb"[\d:.]{12} trtopt ")  # of a log
 HEARTBEAT, SPIN = 10.0, 0.125  # seconds between signs of life in a log, and on a terminal
@@ -99,13 +98,13 @@ class _Recorder(Reporter):
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
         self._write(f"{name}…")
-        started, state = time.monotonic(), "stopped after "
-        try:
-            with self._heard.phase(name, total) as phase:
+        state = "stopped after "
+        with self._heard.phase(name, total) as phase:
+            try:
                 yield phase
-            state = ""
-        finally:
-            self._write(f"{name}: {state}{time.monotonic() - started:.1f} s")
+                state = ""
+            finally:
+                self._write(f"{name}: {state}{phase.seconds:.1f} s")
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from trtopt.core.options import FILE, about, option
 from trtopt.core.values import METHODS, Kind
 
 SAMPLES = "`images=DIR` or `data='F.npz'`"  # what options of samples belong to
-MODEL = about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)  # of a field without a default
-ENGINE = about(help="A TensorRT plan.", metavar="M.engine", typed=Path)
-table = partial(option, None, metavar="T.calib.json", typed=Path)
+MODEL = about(help="An ONNX model.", metavar="MODEL.onnx")  # of a field without a default
+ENGINE = about(help="A TensorRT plan.", metavar="M.engine")
+table = partial(option, None, metavar="T.calib.json")
 images = partial(option, None, help="Folder of real images.", metavar="DIR", typed=Path)
 data = partial(
     option, None, help="Arrays as the model takes them: one per input name.", metavar="F.npz|DIR", typed=Path
@@ -20,9 +20,9 @@ preprocess = partial(
     option, None, help="imagenet, efficientnet-lite, yolo, or a file.", metavar="PRESET|FILE.toml", typed=str
 )
 method = partial(option, "auto", help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")
-limit = partial(option, None, help="Use at most so many samples.", typed=int, least=1, beside=SAMPLES)
+limit = partial(option, None, help="Use at most so many samples.", least=1, beside=SAMPLES)
 batch = partial(option, 8, help="Samples at a time; the result doesn't depend on it.", least=1, beside=SAMPLES)
-threads = partial(option, None, help="CPU threads; default: one per core.", typed=int, least=1)
+threads = partial(option, None, help="CPU threads; default: one per core.", least=1)
 precision_override = partial(option, (), help="By node name or operator; repeatable.", metavar="PATTERN=PRECISION")
 shapes = partial(
     option,
@@ -40,16 +40,13 @@ trust_host_code = partial(
 SHARED = ", ".join(kind.shared for kind in Kind if kind.shared)  # of what there are shares
 labels = partial(option, None, help="True classes, one number a line.", metavar="FILE", typed=Path)
 metric = partial(option, None, metavar="MODULE:FUNCTION", typed=str)
-least = partial(option, None, help="Least that --metric must give.", metavar="X", typed=float)
+least = partial(option, None, help="Least that --metric must give.", metavar="X")
 allow_unusual_data = partial(option, False, help="Take copies of one sample, refused otherwise.")
 output_kind = partial(
-    option,
-    (),
-    help=f"What an output is: {', '.join(Kind)}; default: a guess. Repeatable.",
-    metavar="NAME=KIND",
+    option, (), help=f"What an output is: {', '.join(Kind)}; default: a guess. Repeatable.", metavar="NAME=KIND"
 )
 classes = partial(option, None, help="Class names, one a line; or imagenet.", metavar="FILE", typed=str)
-written = partial(option, None, typed=Path, writes=FILE)
+written = partial(option, None, writes=FILE)
 report = partial(written, help="Write a page on the engine, as trtopt report does.", metavar="F.html")
 log = partial(written, help="Write what is said into a file, with TensorRT's own messages (-v: all).", metavar="F.log")
 gpu = partial(option, 0, help="The GPU's number.", least=0)

@@ -436,16 +436,6 @@ def parse_size(text: str | int, name: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
-def read_time(time: str | float, units: Mapping[str, float]) -> float | None:
-    """Seconds of a number, or of a text of a number and one of these units (name → seconds); None: it can't be read."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", time.strip()) if isinstance(time, str) else None
-    if match and match[2] in units:
-        return float(match[1]) * units[match[2]]
-    if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 <= time < math.inf:
-        return float(time)
-    return None
-
-
 def check_timeout(timeout: Any) -> None:
     """Raise UsageError unless it is None or a number of seconds: else it would fail only where a call has to wait."""
     if timeout is not None and not (isinstance(timeout, numbers.Real) and not math.isnan(timeout)):
@@ -454,9 +444,11 @@ def check_timeout(timeout: Any) -> None:
 
 def parse_seconds(time: str | float, name: str) -> float:
     """Read a length of time in seconds: "2ms", "500us", "0.5s", or seconds as a number. UsageError calls it `name`."""
-    seconds = read_time(time, {"us": 1e-6, "ms": 1e-3, "s": 1.0})
-    if seconds is not None:
-        return seconds
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(us|ms|s)", time.strip()) if isinstance(time, str) else None
+    if match:
+        return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
+    if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 <= time < math.inf:
+        return float(time)
     raise UsageError(
         f"{name} is {time!r}, which isn't a length of time; write a number with its unit, such as 2ms, 500us or 0.5s"
     )

@@ -1,4 +1,4 @@
-"""Words that messages have in common, and options in them."""
+"""Words that messages have in common, options in them, and what of them a terminal gets."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def first_of(names: Iterable[object], most: int = 3) -> str:
 def counted(count: int, noun: str) -> str:
     """Count things in words: "1 job", "2 jobs"."""
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def visible(text: str) -> str:
+    """On one line, with what isn't printable written out as in Python's own `repr`: control characters, those that change the
+    direction of writing, line breaks of all kinds, halves of surrogate pairs. Names out of files must not steer the terminal,
+    or look like lines of their own."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 
 NAMED = re.compile(r"`([a-z][a-z0-9_]*)=([^`]*)`")

@@ -23,8 +23,8 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import UsageError, require
 from trtopt.core.files import existing_file, whole, writing_together
 from trtopt.core.options import flag_of, options, spoken, taking
-from trtopt.core.terminal import visible
 from trtopt.core.values import x
+from trtopt.core.words import visible
 from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
 from trtopt.diagnosis.results import BESIDE, Results, comparison_of, measurements

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from trtopt.core import shared_options as shared
@@ -22,7 +21,6 @@ class DoctorRequest:
         None,
         help="Instead of the host: what of a command of trtexec, in quotes, TensorRT 10 and 11 don't have, and trtopt's way.",
         metavar="COMMAND",
-        typed=str,
     )
 
 
@@ -50,9 +48,7 @@ class ReportRequest:
     """The arguments of `trtopt.report`, which describes them."""
 
     engine: str | os.PathLike[str] = field(metadata=shared.ENGINE)
-    output: str | os.PathLike[str] = field(
-        metadata=about(help="The page to write.", typed=Path, short="-o", writes=FILE)
-    )
+    output: str | os.PathLike[str] = field(metadata=about(help="The page to write.", short="-o", writes=FILE))
     _: KW_ONLY
     results: Sequence[Any] = ()
     reporter: Reporter = SILENT

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 
 from trtopt.core import shared_options as shared
 from trtopt.core.options import about, option
@@ -15,11 +14,11 @@ class InspectRequest:
     """The arguments of `trtopt.inspect`, which describes them."""
 
     engine: str | os.PathLike[str] = field(
-        metadata=about(help="A TensorRT plan, or its manifest.", metavar="MODEL.engine", typed=Path)
+        metadata=about(help="A TensorRT plan, or its manifest.", metavar="MODEL.engine")
     )
     _: KW_ONLY
     diff: str | os.PathLike[str] | None = option(
-        None, help="Say what differs from this engine, or manifest.", metavar="OTHER.engine", typed=Path
+        None, help="Say what differs from this engine, or manifest.", metavar="OTHER.engine"
     )
     layers: bool = option(False, help="List the layers: precision, formats, tactic, ONNX nodes.")
 
@@ -38,5 +37,5 @@ class PruneStoreRequest(StoreRequest):
 
     _: KW_ONLY
     max_size: str | int | None = option(
-        None, help="What may stay; default: $TRTOPT_STORE_MAX_SIZE, or 20GiB; 0: nothing.", metavar="20GB", typed=str
+        None, help="What may stay; default: $TRTOPT_STORE_MAX_SIZE, or 20GiB; 0: nothing.", metavar="20GB"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
@@ -23,10 +22,10 @@ class VerifyRequest:
     """The arguments of `trtopt.verify`, which describes them."""
 
     reference: str | os.PathLike[str] | ModelProto = field(
-        metadata=about(help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path)
+        metadata=about(help="Usually the FP32 model.", metavar="REFERENCE.onnx")
     )
     candidate: str | os.PathLike[str] | ModelProto | Runner = field(
-        metadata=about(help="What build --save-onnx wrote, or an engine.", metavar="CANDIDATE", typed=Path)
+        metadata=about(help="What build --save-onnx wrote, or an engine.", metavar="CANDIDATE")
     )
     batches: Any = None  # as `data`, by position
     labels: Any = shared.labels(help="True classes, one number a line, in the order of the samples.")
@@ -43,13 +42,11 @@ class VerifyRequest:
         None,
         help=f"Least share of {shared.SHARED} (0.99 or 99%); default: 0.95 where least dB are given, else not judged.",
         metavar="SHARE",
-        typed=str,
     )
     min_snr: float | None = option(
         None,
         help="Least dB of each output; default: 20 where a share is given and its kind has no share, else not judged.",
-        unit="dB",
-        typed=float,
+        metavar="DB",
     )
     metric: Any = shared.metric(help="A function of the outputs, for both; judged with --min.")
     min: float | None = shared.least(beside="`metric='MODULE:FUNCTION'`")
@@ -77,14 +74,10 @@ class BenchRequest:
         None,
         help="For ONNX Runtime; default: the engine's source.",
         metavar="M.onnx",
-        typed=Path,
         beside="`against=['onnxruntime']`",
     )
     source: str | None = option(
-        None,
-        help="For PyTorch: torchvision:NAME, module:factory, or a recipe.",
-        typed=str,
-        beside="`against=['torch']`",
+        None, help="For PyTorch: torchvision:NAME, module:factory, or a recipe.", beside="`against=['torch']`"
     )
     backend: str = shared.backend()
     device: int = shared.gpu()

@@ -59,12 +59,10 @@ class ExportRequest:
             typed=str,
         )
     )
-    output: str | os.PathLike[str] = field(
-        metadata=about(help="The ONNX file to write.", typed=Path, short="-o", writes=FILE)
-    )
+    output: str | os.PathLike[str] = field(metadata=about(help="The ONNX file to write.", short="-o", writes=FILE))
     _: KW_ONLY
-    opset: int | None = option(None, help="ONNX opset; default: what every generation reads.", typed=int)
-    weights: str | os.PathLike[str] | None = option(None, help="A state dict (weights only).", typed=Path)
+    opset: int | None = option(None, help="ONNX opset; default: what every generation reads.")
+    weights: str | os.PathLike[str] | None = option(None, help="A state dict (weights only).")
     factory_arg: Mapping[str, Any] | None = _factory_arg()
     inputs: InputSpec | None = option(
         None,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, defs, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel, UsageError
-from trtopt.core.files import existing_file, whole, writing, writing_together
+from trtopt.core.files import existing_file, whole, writing_together
 from trtopt.core.values import TensorInfo
 from trtopt.graph.inputs import declare_outputs, network_inputs, network_outputs
 from trtopt.graph.lazy_weights import make_lazy, read_in, set_external
@@ -120,7 +120,7 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
     """
     target = Path(path)
     if model_size(proto) <= inline_limit:
-        with writing(target) as partial:
+        with writing_together(target) as (partial,):
             partial.write_bytes(in_memory(proto).SerializeToString(deterministic=True))
         return
     weights = target.with_name(target.name + ".data")

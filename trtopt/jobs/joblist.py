@@ -18,7 +18,7 @@ from trtopt.core.documents import Damaged, Name, Positive, converted, one_of, re
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.kept import Call
-from trtopt.core.options import call_of, fitting, idle, keyed, options, without
+from trtopt.core.options import call_of, fitting, idle, keyed, options, typed_as, without
 from trtopt.core.values import METHODS, Override, choice, parse_targets
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.evaluation.limits import Limits
@@ -34,7 +34,7 @@ _FLAGS = ("fp16", "bf16", "int8", "fp8")
 _SAMPLES = ("images", "data", "preprocess", "limit")
 # Options of a build that a list says otherwise: by a precision, a data set, the jobs' names, the GPUs that a run may use.
 _ELSEWHERE = ("model", "output", "reporter", "device", "target", *_FLAGS, *_SAMPLES)
-_OPTIONS = {name: said for name, (_, said) in options(BuildRequest).items() if name not in _ELSEWHERE}
+_OPTIONS = {name: entry for name, entry in options(BuildRequest).items() if name not in _ELSEWHERE}
 
 _Texts = str | list[str]  # without constraints, which msgspec mixes up where types are joined; `_several` looks at them
 _named = spelled("letters, digits and . _ + -, as files are named by it,", r"[\w.+-]+")
@@ -292,7 +292,7 @@ class _Reader:
         if name == "classes" and isinstance(value, (str, list)):
             named = isinstance(value, list) or value.startswith(("imagenet", "package:"))
             return load_classes(value if named else self.root / str(value))
-        return self.root / value if _OPTIONS[name].typed is Path and isinstance(value, str) and value else value
+        return self.root / value if typed_as(*_OPTIONS[name]) is Path and isinstance(value, str) and value else value
 
     def _table_of(self, base_name: str | None, model: Path, data: DataSet, method: str) -> Job:
         """Return the list's own job that makes the table, or a new one."""

@@ -56,4 +56,4 @@ def refuse(generation: Generation, model: Model, folded: ModelProto | None) -> N
 def explained(error: UnsupportedOperator, model: Model, graph: ModelProto) -> UnsupportedOperator:
     """A refusal in the words of the model, with what to do instead."""
     advice = instead(graph, {item.op for item in error.issues}, model.proto, model.path)
-    return error.advised(advice).retold(Origins(model.proto, graph).retold)
+    return error.retold(Origins(model.proto, graph).retold, advice)

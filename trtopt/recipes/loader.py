@@ -131,9 +131,6 @@ class Recipe:
     def _argument(self, value: Any) -> Any:
         return str(self._resolved(value)) if isinstance(value, str) and value.startswith(PACKAGE) else value
 
-    def _found(self, text: Any) -> Path | None:
-        return None if text is None else self._resolved(str(text))
-
     def _resolved(self, text: str) -> Path:
         if text.startswith(PACKAGE):
             return package_file(text, self.requires)
@@ -208,14 +205,14 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         preprocess = str(recipe._resolved(preprocess))
     if classes is not None and classes not in CLASSES and not classes.startswith(PACKAGE):
         classes = str(recipe._resolved(classes))
+    paths = {"weights": recipe.weights, "images": recipe.images, "data": recipe.data}
+    files: dict[str, Any] = {name: recipe._resolved(str(path)) for name, path in paths.items() if path is not None}
     return replace(
         recipe,
-        onnx=recipe._found(source if source.endswith(".onnx") else None),
+        onnx=recipe._resolved(source) if source.endswith(".onnx") else None,
         arguments=tuple(map(recipe._argument, recipe.arguments)),
         options={key: recipe._argument(value) for key, value in recipe.options.items()},
-        weights=recipe._found(recipe.weights),
-        images=recipe._found(recipe.images),
-        data=recipe._found(recipe.data),
+        **files,
         preprocess=preprocess,
         classes=classes,
         inputs=tuple(infos),

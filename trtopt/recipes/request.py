@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 
 from trtopt.core import shared_options as shared
 from trtopt.core.options import FOLDER, about, option
@@ -18,12 +17,10 @@ class PipelineRequest:
 
     recipe: str | os.PathLike[str] = field(metadata=about(help="A model recipe: its name, or a file.", typed=str))
     output: str | os.PathLike[str] = field(
-        metadata=about(help="Folder for everything it makes.", typed=Path, short="-o", writes=FOLDER)
+        metadata=about(help="Folder for everything it makes.", short="-o", writes=FOLDER)
     )
     _: KW_ONLY
-    precision: str | None = option(
-        None, help="int8, fp8, fp16, bf16 or fp32; default: the recipe's, else int8.", typed=str
-    )
+    precision: str | None = option(None, help="int8, fp8, fp16, bf16 or fp32; default: the recipe's, else int8.")
     images: str | os.PathLike[str] | None = shared.images(help="Folder of real images, instead of the recipe's.")
     data: str | os.PathLike[str] | None = shared.data(
         help="Arrays instead of the recipe's, as the model takes them: one per input name."

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
-from trtopt.core.files import check_writable, existing_file, made_folder, write_json, writing
+from trtopt.core.files import check_writable, existing_file, made_folder, write_json, writing_together
 from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
@@ -355,7 +355,7 @@ def _kept(outputs: Mapping[str, Array], files: Mapping[str, Path]) -> tuple[Outp
         if name in files:
             # .npy has no names for BF16 and FP8: those are written as float32, which holds them exactly
             npy_array = array if array.dtype.kind != "V" and array.dtype.isbuiltin == 1 else array.astype(np.float32)
-            with writing(files[name]) as partial, partial.open("wb") as file:
+            with writing_together(files[name]) as (partial,), partial.open("wb") as file:
                 np.save(file, npy_array)
         values = array if array.dtype.kind in "iub" else array.astype(np.float64)
         finite = values[np.isfinite(values)]

@@ -22,7 +22,7 @@ class RunRequest:
     """The arguments of `trtopt.run`, which describes them."""
 
     engine: str | os.PathLike[str] = field(
-        metadata=about(help="A TensorRT plan, or (onnxruntime) an ONNX file.", metavar="M.engine", typed=Path)
+        metadata=about(help="A TensorRT plan, or (onnxruntime) an ONNX file.", metavar="M.engine")
     )
     _: KW_ONLY
     data: Any = option(
@@ -34,16 +34,11 @@ class RunRequest:
     input: Any = option(None, help="Another name of --data.", metavar="[NAME=]x.npy|x.npz|DIR", typed=list[str])
     images: Any = option(None, help="Images, prepared as at calibration.", metavar="DIR|FILE…", typed=list[Path])
     preprocess: Any = shared.preprocess()
-    limit: int | None = option(None, help="Use the first samples or images, at most so many.", typed=int, least=1)
+    limit: int | None = option(None, help="Use the first samples or images, at most so many.", least=1)
     classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
     output: str | os.PathLike[str] | None = option(
-        None,
-        help="Write NAME.npy, of images also predictions.json.",
-        metavar="DIR",
-        typed=Path,
-        short="-o",
-        writes=FOLDER,
+        None, help="Write NAME.npy, of images also predictions.json.", metavar="DIR", short="-o", writes=FOLDER
     )
     top: int = option(5, help="How many of the best classes to show.", least=1)
     backend: str = option("auto", help="auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU.")

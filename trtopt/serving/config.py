@@ -5,6 +5,7 @@ The message is `inference.ModelConfig` of triton-inference-server/common, protob
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,17 +121,10 @@ def _warmup(interface: Interface, batching: Batching, count: int) -> list[_Messa
     """Zeros in the shapes of each profile, so that no request meets a cold engine."""
     samples: list[_Message] = []
     for name, batch, shapes in _samples(interface, batching):
-        entries = [
-            {
-                "key": info.name,
-                "value": {
-                    "data_type": Word(TYPES[info.dtype]),
-                    "dims": list(shapes[info.name]) or [1],
-                    "zero_data": True,
-                },
-            }
-            for info in interface.inputs
-        ]
+        entries = []
+        for info in interface.inputs:
+            value = {"data_type": Word(TYPES[info.dtype]), "dims": list(shapes[info.name]) or [1], "zero_data": True}
+            entries.append({"key": info.name, "value": value})
         samples.append({"name": name, "batch_size": batch, "inputs": entries, "count": count})
     return samples
 
@@ -145,30 +139,19 @@ def text(message: _Message) -> str:
 
 def _lines(message: _Message) -> Iterator[str]:
     for name, value in message.items():
-        if isinstance(value, Mapping):
-            yield from _block(name, value)
-        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
-            for item in value:
-                yield from _block(name, item)
-        elif isinstance(value, (list, tuple)):
-            if value or name == "shape":
-                yield f"{name}: [{', '.join(map(_scalar, value))}]"
-        else:
+        listed = isinstance(value, (list, tuple))
+        items = value if listed else [value]
+        if items and isinstance(items[0], Mapping):
+            for item in items:
+                yield f"{name} {{"
+                yield from (f"  {line}" for line in _lines(item))
+                yield "}"
+        elif not listed:
             yield f"{name}: {_scalar(value)}"
-
-
-def _block(name: str, message: _Message) -> Iterator[str]:
-    yield f"{name} {{"
-    yield from (f"  {line}" for line in _lines(message))
-    yield "}"
+        elif value or name == "shape":
+            yield f"{name}: [{', '.join(map(_scalar, value))}]"
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, Word):
-        return str(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(char if char >= " " else f"\\{ord(char):03o}" for char in escaped) + '"'
-    return str(value)
+    # JSON's escapes are protobuf's, too.
+    return value if isinstance(value, Word) else json.dumps(value, ensure_ascii=False)

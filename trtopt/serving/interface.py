@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,26 +45,12 @@ def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
         from trtopt.graph.io import load_model  # loads onnx, which an engine doesn't need
 
         model = load_model(engine.parent / str(manifest.graph_file), lazy=True)
-        return _ranged(model.inputs, model.outputs, manifest)
-    inputs = [_as_built(TensorInfo(**item), manifest) for item in manifest.inputs]
-    return _ranged(inputs, [_as_built(TensorInfo(**item), manifest) for item in manifest.outputs], manifest)
-
-
-def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
-    """A tensor of the model in the type that the plan has it in."""
-    dtype, spec = info.dtype, manifest.spec
-    wide = manifest.generation["family"] == "tensorrt8"
-    if dtype == "float64" or (wide and dtype == "int64"):
-        dtype = {"float64": "float32", "int64": "int32"}[dtype]
-    if dtype == "float32" and not spec.get("io_fp32", True):
-        precision = Precision(spec["precision"])
-        base = Precision(spec.get("remainder", "fp16")) if precision.quantized else precision
-        dtype = _NUMPY.get(base, dtype)
-    return TensorInfo(info.name, dtype, tuple(info.shape), info.batch_axis)
-
-
-def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifest: Manifest) -> Interface:
-    """With the ranges of a manifest."""
+        inputs, outputs = model.inputs, model.outputs
+    else:
+        inputs, outputs = (
+            tuple(_as_built(TensorInfo(**item), manifest) for item in items)
+            for items in (manifest.inputs, manifest.outputs)
+        )
     fixed = {info.name: ShapeRange(*[info.sizes] * 3) for info in inputs if not info.open_axes}
     ranges: Sequence[Profile] = manifest.ranges if manifest.profiles else [{}]
     for info in inputs:
@@ -79,7 +65,20 @@ def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifes
                 )
     profiles = tuple({**fixed, **item} for item in ranges)
     complete = all(info.name in profile for info in inputs for profile in profiles)
-    return Interface(tuple(inputs), tuple(outputs), profiles if complete else ())
+    return Interface(inputs, outputs, profiles if complete else ())
+
+
+def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
+    """A tensor of the model in the type that the plan has it in."""
+    dtype, spec = info.dtype, manifest.spec
+    wide = manifest.generation["family"] == "tensorrt8"
+    if dtype == "float64" or (wide and dtype == "int64"):
+        dtype = {"float64": "float32", "int64": "int32"}[dtype]
+    if dtype == "float32" and not spec.get("io_fp32", True):
+        precision = Precision(spec["precision"])
+        base = Precision(spec.get("remainder", "fp16")) if precision.quantized else precision
+        dtype = _NUMPY.get(base, dtype)
+    return replace(info, dtype=dtype, shape=tuple(info.shape))
 
 
 # Batches -----------------------------------------------------------------------------------------------------------------

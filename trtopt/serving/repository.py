@@ -206,8 +206,9 @@ class _Model:
     # Writing --------------------------------------------------------------------------------------------------------
 
     def check(self, repo: Path) -> None:
-        """Raise UsageError where a file says something else than it would; its author may have meant it."""
-        for name, content in self.beside.items():
+        """Raise UsageError where a file says something else than it would; its author may have meant it. What is there already
+        isn't written."""
+        for name, content in list(self.beside.items()):
             path = repo / self.name / name
             try:
                 there = whole(path)
@@ -218,6 +219,7 @@ class _Model:
                     f"{path} is there and can't be read ({error.strerror or error}): move it away"
                 ) from error
             if there == content:
+                del self.beside[name]
                 continue
             if self.request.overwrite:
                 self.notes.append(f"{name} said something else, and was replaced")
@@ -241,17 +243,14 @@ class _Model:
         if changed:
             self._write_version(folder, version)
         for name, content in self.beside.items():
-            path = folder / name
-            if not path.is_file() or whole(path) != content:
-                write_bytes(path, content)
-                changed = True
+            write_bytes(folder / name, content)
         return DeployedModel(
             name=self.name,
             path=folder,
             engine=self.engine,
             backend=self.request.backend,
             version=version,
-            changed=changed,
+            changed=changed or bool(self.beside),
             max_batch_size=self.batching.most,
             no_batches=self.batching.why,
             notes=tuple(self.notes),

@@ -21,17 +21,15 @@ class DeployRequest:
     )
     _: KW_ONLY
     repo: str | os.PathLike[str] = field(
-        metadata=about(
-            help="The model repository; made if absent.", metavar="DIR", typed=Path, short="-r", writes=FOLDER
-        )
+        metadata=about(help="The model repository; made if absent.", metavar="DIR", short="-r", writes=FOLDER)
     )
-    name: str | None = option(None, help="The model's name there; default: the file's.", typed=str)
+    name: str | None = option(None, help="The model's name there; default: the file's.")
     backend: str = option("tensorrt", help="tensorrt: the plan itself; python: trtopt's Session around it.")
     runtime: str = option(
         "auto", help="With python: auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU."
     )
     instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
-    max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
+    max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.")
     trust_host_code: bool = shared.trust_host_code()
     overwrite: bool = option(False, help="Replace a configuration that says something else.")
     reporter: Reporter = SILENT
@@ -42,7 +40,7 @@ class ServeRequest:
     """The arguments of `trtopt.serve`, which describes them."""
 
     repo: str | os.PathLike[str] = field(
-        metadata=about(help="The model repository, as trtopt deploy triton writes it.", metavar="REPO", typed=Path)
+        metadata=about(help="The model repository, as trtopt deploy triton writes it.", metavar="REPO")
     )
     _: KW_ONLY
     host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all of this machine's.")
@@ -50,6 +48,6 @@ class ServeRequest:
     grpc_port: int = option(8001, help="Port for gRPC.")
     metrics_port: int = option(8002, help="Port for Prometheus' metrics.")
     server: str | os.PathLike[str] | None = option(
-        None, help="The executable; default: the first tritonserver in PATH.", typed=Path
+        None, help="The executable; default: the first tritonserver in PATH."
     )
     reporter: Reporter = SILENT

@@ -85,21 +85,20 @@ def serve(request: ServeRequest) -> Server:
     repo = Path(request.repo)
     if not any(repo.glob("*/[0-9]*/")):
         raise UsageError(f"{repo} is no model repository: trtopt deploy triton M.engine --repo models writes one")
-    with contextlib.ExitStack() as stack:
-        addresses = [_address(request.host, name, getattr(request, f"{name}_port")) for name in _PORTS]
-        if (executable := shutil.which(request.server or "tritonserver")) is None:
-            ports = " ".join(f"-p {address}:{8000 + number}" for number, address in enumerate(addresses))
-            volume = shlex.quote(f"{repo.resolve()}:/models:ro")
-            image = "nvcr.io/nvidia/tritonserver:YY.MM-py3 tritonserver --model-repository=/models"
-            raise NoServer(
-                f"there is no tritonserver {'in PATH' if request.server is None else f'at {request.server}'}; in NVIDIA's "
-                "container",
-                [f"docker run --rm --gpus all {ports} -v {volume} {image}"],
-                "YY.MM is a release of the container; the Python backend needs one in whose Python trtopt is installed. Or "
-                "name the executable: `server=`",
-            )
-        process = _started(Path(executable).resolve(), repo, addresses)
-        stack.callback(_end, process)
+    addresses = [_address(request.host, name, getattr(request, f"{name}_port")) for name in _PORTS]
+    if (executable := shutil.which(request.server or "tritonserver")) is None:
+        ports = " ".join(f"-p {address}:{8000 + number}" for number, address in enumerate(addresses))
+        volume = shlex.quote(f"{repo.resolve()}:/models:ro")
+        image = "nvcr.io/nvidia/tritonserver:YY.MM-py3 tritonserver --model-repository=/models"
+        raise NoServer(
+            f"there is no tritonserver {'in PATH' if request.server is None else f'at {request.server}'}; in NVIDIA's "
+            "container",
+            [f"docker run --rm --gpus all {ports} -v {volume} {image}"],
+            "YY.MM is a release of the container; the Python backend needs one in whose Python trtopt is installed. Or "
+            "name the executable: `server=`",
+        )
+    process = _started(Path(executable).resolve(), repo, addresses)
+    try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows of this machine's ports
         with request.reporter.phase("starting tritonserver"):
             while (status := process.poll()) is None:  # ready: every model is loaded and warm
@@ -108,7 +107,13 @@ def serve(request: ServeRequest) -> Server:
                 time.sleep(0.05)
             else:
                 raise ServerFailed(f"tritonserver ended with exit status {status} before it was ready: see its log")
-        stack.pop_all()
+    except BaseException:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.terminate()
+            process.wait(10)
+        process.kill()  # where ten seconds aren't enough
+        process.wait()
+        raise
     return Server(process, addresses)
 
 
@@ -139,12 +144,3 @@ def _started(executable: Path, repo: Path, addresses: Sequence[str]) -> subproce
         )
     except OSError as error:
         raise ServerFailed(f"can't start {executable}: {error.strerror or error}") from error
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a server that still runs, by force where ten seconds aren't enough."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.terminate()
-        process.wait(10)
-    process.kill()
-    process.wait()

@@ -12,8 +12,8 @@ from world import World
 
 from trtopt.core.errors import TrtoptError, UnsupportedOperator
 from trtopt.core.progress import StreamReporter
-from trtopt.core.terminal import visible
 from trtopt.core.values import Issue
+from trtopt.core.words import visible
 
 MARKS = map(chr, (*range(32), *range(127, 160), 0x200E, 0x2028, 0x2029, 0x202E, 0x2066, 0xFEFF, 0xD800))
 
@@ -61,7 +61,7 @@ def test_a_failures_lines_are_its_own(world: World, monkeypatch: pytest.MonkeyPa
     )
     many = UnsupportedOperator("can't take", [Issue(f"n{index}", "Foo", "r") for index in range(70)], "do this")
     assert failing(many).splitlines()[6:] == ["  n5 (Foo): r", "  and 64 more of Foo", "do this"]
-    assert len(many.advised("").retold(str).issues) == 70
+    assert len(many.retold(str).issues) == 70
 
 
 def test_names_of_files_members_and_options(world: World) -> None:
