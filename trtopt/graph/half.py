@@ -114,12 +114,10 @@ def _in_fp32(proto: ModelProto) -> tuple[ModelProto, dict[str, int]] | None:
     """
     if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
         return None
-    copy, types = (
-        ModelProto(),
-        {name: value.type.tensor_type.elem_type for name, value in inferred_values(proto).items()},
-    )
-    copy.CopyFrom(proto)
+    types = {name: value.type.tensor_type.elem_type for name, value in inferred_values(proto).items()}
     types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    copy = ModelProto()
+    copy.CopyFrom(proto)
     for tensor in copy.graph.initializer:
         if tensor.data_type in _HALVES:
             tensor.CopyFrom(numpy_helper.from_array(to_array(tensor).astype(np.float32), tensor.name))
