@@ -124,13 +124,12 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
         return
     weights = target.with_name(target.name + ".data")
     stubs = skeleton(proto, 1024, external=weights.name)
-    content = {tensor.name: tensor for tensor in proto.graph.initializer}
     with writing_together(weights, target) as (partial_weights, partial):
         with partial_weights.open("wb") as file:
             end = 0
-            for stub in stubs.graph.initializer:
+            for stub, tensor in zip(stubs.graph.initializer, proto.graph.initializer):
                 if stub.data_location == TensorProto.EXTERNAL:
-                    tensor, start = content[stub.name], end + -end % _ALIGNMENT
+                    start = end + -end % _ALIGNMENT
                     file.seek(start)
                     file.writelines(tensor_chunks(tensor))
                     end = start + tensor_size(tensor)

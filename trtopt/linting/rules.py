@@ -185,11 +185,9 @@ def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
 
 
 def _operators(graph: _Graph) -> Iterator[Finding]:
-    custom: dict[tuple[str, str], list[NodeProto]] = {}
-    for node in graph.nodes:
-        if node.domain not in STANDARD:
-            custom.setdefault((node.domain, node.op_type), []).append(node)
-    for (domain, op), nodes in custom.items():
+    custom = [node for node in graph.nodes if node.domain not in STANDARD]
+    for domain, op in dict.fromkeys((node.domain, node.op_type) for node in custom):
+        nodes = [node for node in custom if (node.domain, node.op_type) == (domain, op)]
         text = f"{op} of {domain} isn't a standard operator: TensorRT needs a plugin"
         yield from _several(nodes, "warning", "custom-operator", text, "export without it, or provide the plugin")
     for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress"):
