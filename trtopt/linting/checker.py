@@ -303,46 +303,44 @@ class _Check:
         if self.request.fix is not None:
             output = Path(self.request.fix)
             with self.request.reporter.phase("clean and compare"):
-                opened = held.dynamic_model is not None and self._open_batch(held.dynamic_model, output)
-                verified = opened or self._clean(output)
+                dynamic = held.dynamic_model
+                opened = dynamic is not None and bool(self._write(fold(dynamic)[0], output, opened=True))
+                verified = opened or self._write(self.prepared.proto, output)
         for finding in one_sample(held, self.model.inputs, self.profiles):
             hint = f"{output} takes any batch; its results are those of each sample alone"
             self.findings.append(replace(finding, level="info", hint=hint) if opened else finding)
         return output if verified is not None else None, verified
 
-    def _open_batch(self, dynamic: ModelProto, output: Path) -> bool:
-        """Write the model for any batch, where samples then give what each gives alone."""
-        cleaned, kept = _lowered(fold(dynamic)[0], self.can)
-        try:
-            given = self.model.proto, cleaned, self.model.inputs
-            gap = invalid(cleaned) or compare(*given, profiles=self.profiles, opened=True)
-        except (MissingDependency, ModelError) as error:
-            gap = f"they weren't compared: {error}"
-        if gap:
-            text = f"the batch of 1 stays: with any batch, samples don't give what each gives alone ({gap[:300]})"
-            self.findings.append(Finding("warning", "batch-kept", "", "", text))
-            return False
-        self.findings += kept
-        save_model(cleaned, output)
-        return True
+    def _write(self, folded: ModelProto, output: Path, *, opened: bool = False) -> bool | None:
+        """Write a folded model where it computes the same or, `opened` for any batch, gives what each sample gives alone.
 
-    def _clean(self, output: Path) -> bool | None:
-        """Write the folded model; whether it was seen to compute the same, and None where it doesn't, and wasn't written."""
-        cleaned, kept = _lowered(self.prepared.proto, self.can)
-        self.findings += kept
-        verified, samples = True, first_feeds(self.model.proto, self.samples or ())
+        Returns:
+            whether that was seen; None where it doesn't, and wasn't written.
+        """
+        cleaned, kept = _lowered(folded, self.can)
+        samples = () if opened else first_feeds(self.model.proto, self.samples or ())
+        how: Any = {"profiles": self.profiles, "samples": samples, "opened": opened}
+        gap = unknown = ""
         try:
-            given = self.model.proto, cleaned, self.model.inputs
-            if gap := invalid(cleaned) or compare(*given, profiles=self.profiles, samples=samples):
-                text = f"the cleaned model computes something else ({gap}); it wasn't written"
-                self.findings.append(Finding("error", "fix-changed-outputs", "", "", text, _LOST))
-                return None
+            gap = invalid(cleaned) or compare(self.model.proto, cleaned, self.model.inputs, **how)
         except (MissingDependency, ModelError) as error:
-            verified, text = False, f"the cleaned model wasn't compared: {' '.join(str(error).split())}"
+            unknown = " ".join(str(error).split())
+        if opened and (gap or unknown):
+            why = gap or f"they weren't compared: {unknown}"
+            text = f"the batch of 1 stays: with any batch, samples don't give what each gives alone ({why[:300]})"
+            self.findings.append(Finding("warning", "batch-kept", "", "", text))
+            return None
+        self.findings += kept
+        if gap:
+            text = f"the cleaned model computes something else ({gap}); it wasn't written"
+            self.findings.append(Finding("error", "fix-changed-outputs", "", "", text, _LOST))
+            return None
+        if unknown:
+            text = f"the cleaned model wasn't compared: {unknown}"
             hint = "where the original doesn't run on made-up inputs, give `shapes=`, or real samples as `data='F.npz'`"
             self.findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
         save_model(cleaned, output)
-        return verified
+        return not unknown
 
 
 def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
