@@ -108,35 +108,31 @@ def fingerprint(proto: ModelProto) -> str:
     return digest.hexdigest()
 
 
-UNINFERRED = ("GroupNormalization", "MeanVarianceNormalization")  # both give what they read
+UNINFERRED = (
+    "GroupNormalization",
+    "MeanVarianceNormalization",
+)  # ONNX's inference doesn't know what they give: what they read
 
 
 def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
-    """A light copy (large initializers are inputs) with inferred types and shapes in `graph.value_info`."""
+    """A light copy (large initializers are inputs) with inferred types and shapes in `graph.value_info`.
+
+    An Identity, of the same type and shape, stands in it for each operator that ONNX's inference doesn't know, unless `strict`.
+    """
     light = skeleton(proto, LARGE)
-    stood_in = {} if strict else dict(_stand_in(light.graph))
+    for node in () if strict else all_nodes(light.graph):
+        if node.op_type in UNINFERRED and node.domain in STANDARD and len(node.output) == 1:
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
     shapes = (value.type.tensor_type.shape.dim for value in light.graph.input)
     short = sum(dims[0].dim_value for dims in shapes if len(dims) == 1) <= PROPAGATED
-    inferred = onnx.shape_inference.infer_shapes(light, strict, strict, short and not light.functions)
-    for node in all_nodes(inferred.graph) if stood_in else ():
-        if node.output and node.output[0] in stood_in:
-            node.CopyFrom(stood_in[node.output[0]])
-    return inferred
+    return onnx.shape_inference.infer_shapes(light, strict, strict, short and not light.functions)
 
 
 def inferred_values(proto: ModelProto) -> dict[str, ValueInfoProto]:
     """Map every tensor, of bodies too, to its type and shape, as far as they are declared or inferred."""
     graphs = all_graphs(infer_shapes(proto).graph)
     return {value.name: value for graph in graphs for value in (*graph.input, *graph.value_info, *graph.output)}
-
-
-def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
-    """Operators that ONNX's inference doesn't know, by their output; an Identity, of the same type, takes their place."""
-    for node in all_nodes(graph):
-        if node.op_type in UNINFERRED and node.domain in STANDARD and len(node.output) == 1:
-            yield node.output[0], NodeProto.FromString(node.SerializeToString())
-            node.op_type = "Identity"
-            del node.input[1:], node.attribute[:]
 
 
 def schema_of(op: str, opset: int, domain: str = "") -> Any:
