@@ -170,8 +170,6 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     for held in node.attributes.values():
         if held.type is ir.AttributeType.GRAPH:
             yield held.as_graph()
-        elif held.type is ir.AttributeType.GRAPHS:
-            yield from held.as_graphs()
 
 
 def drop_unread(graph: ir.Graph) -> None:
