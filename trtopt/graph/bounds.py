@@ -64,10 +64,9 @@ def _result(node: NodeProto, intervals: Mapping[str, Interval], constants: _Cons
         return None
     ends = []
     for name in node.input[op == "Clip" :]:
-        array = to_array(constants[name]) if name in constants else None
-        found = (
-            intervals.get(name) if array is None else (float(array.min()), float(array.max())) if array.size else None
-        )
+        found = intervals.get(name)
+        if name in constants and (array := to_array(constants[name])).size:
+            found = float(array.min()), float(array.max())
         if found is None:
             return None
         ends.append(found)

@@ -39,11 +39,10 @@ def fix_inputs(proto: ModelProto, settings: Sequence[str]) -> ModelProto:
     result = whole_copy(proto)
     weights = {tensor.name for tensor in result.graph.initializer}
     inputs = {value.name: value for value in result.graph.input if value.name not in weights}
+    longest_first = sorted(inputs, key=len, reverse=True)
     shapes, values = list[tuple[str, str]](), list[tuple[str, str]]()
     for text in settings:
-        name = next(
-            (name for name in sorted(inputs, key=len, reverse=True) if text.startswith((f"{name}=", f"{name}:"))), ""
-        )
+        name = next((name for name in longest_first if text.startswith((f"{name}=", f"{name}:"))), "")
         rest = text[len(name) + 1 :].strip()
         if not name or not rest:
             raise UsageError(
@@ -75,10 +74,9 @@ def how_to_decide(proto: ModelProto, operators: Collection[str] = ("If",)) -> st
     links = Links(proto.graph)
     inputs = {value.name for value in proto.graph.input} - links.constants.keys()
     deciding = dict[tuple[str, bool], None]()
-    deciders = [(node, 1 if node.op_type == "If" else len(node.input)) for node in links.nodes]
-    pending = [
-        (name, True) for node, end in deciders if node.op_type in operators for name in node.input[end > 1 :][:end]
-    ]
+    deciders = [node for node in links.nodes if node.op_type in operators]
+    reads = [node.input[:1] if node.op_type == "If" else node.input[1:] for node in deciders]
+    pending = [(name, True) for names in reads for name in names]
     seen = set(pending)
     for name, by_value in pending:  # grows on the way
         if name in inputs:

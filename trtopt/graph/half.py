@@ -15,12 +15,9 @@ _NARROW = {TensorProto.FLOAT, *_HALVES}
 
 def has_half(proto: ModelProto) -> bool:
     """Return whether anything in it is FP16 or BF16."""
-    graph = proto.graph
-    return (
-        any(tensor.data_type in _HALVES for tensor in graph.initializer)
-        or any(value.type.tensor_type.elem_type in _HALVES for value in (*graph.input, *graph.output))
-        or any(_cast_to(node) in _HALVES for node in graph.node)
-    )
+    kinds = {tensor.data_type for tensor in proto.graph.initializer}
+    kinds.update(value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output))
+    return not kinds.isdisjoint(_HALVES) or any(_cast_to(node) in _HALVES for node in proto.graph.node)
 
 
 def _cast_to(node: onnx.NodeProto) -> int | None:
@@ -87,8 +84,7 @@ def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     islands: dict[str, str] = {}
     for given, node in zip(proto.graph.node, graph.node):
         cast, kinds = _cast_to(given), {types.get(name) for name in node.input}
-        for index, name in enumerate(node.input):
-            node.input[index] = renamed.get(name, name)
+        node.input[:] = [renamed.get(name, name) for name in node.input]
         if cast in _NARROW and kinds <= _NARROW and node.output[0] not in ends:  # it casts nothing any more
             renamed[node.output[0]] = node.input[0]
             continue
@@ -114,12 +110,10 @@ def _in_fp32(proto: ModelProto) -> tuple[ModelProto, dict[str, int]] | None:
     """
     if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
         return None
-    copy, types = (
-        ModelProto(),
-        {name: value.type.tensor_type.elem_type for name, value in inferred_values(proto).items()},
-    )
-    copy.CopyFrom(proto)
+    types = {name: value.type.tensor_type.elem_type for name, value in inferred_values(proto).items()}
     types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    copy = ModelProto()
+    copy.CopyFrom(proto)
     for tensor in copy.graph.initializer:
         if tensor.data_type in _HALVES:
             tensor.CopyFrom(numpy_helper.from_array(to_array(tensor).astype(np.float32), tensor.name))

@@ -45,9 +45,8 @@ class _Open(Exception):
 def independent_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str, list[int]] | None:
     """Input → its open axes that nothing mixes; None where that isn't known."""
     places = [(name, axis) for name, info in inputs.items() for axis in info.open_axes]
-    if len(proto.graph.node) > _NODES or any(
-        node.domain not in STANDARD or any(subgraphs(node)) for node in proto.graph.node
-    ):
+    nodes = proto.graph.node
+    if len(nodes) > _NODES or any(node.domain not in STANDARD or any(subgraphs(node)) for node in nodes):
         return None
     own: list[object] = [inputs[name].dimension(axis) for name, axis in places]
     by_axis: list[object] = [axis for _, axis in places]  # unnamed sizes may have to be equal: those on the same axis
@@ -60,7 +59,7 @@ def independent_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dic
         sizes = {place: primes[key] for place, key in zip(places, keys)}
         graph = _Sizes(proto, inputs, sizes)
         try:
-            mixed = {size for node in proto.graph.node for size in graph.mixed(node)}
+            mixed = {size for node in nodes for size in graph.mixed(node)}
         except Exception:  # `_Open`, and what ONNX's inference and evaluator raise, which has no common base
             continue
         free = [prime for prime in primes.values() if all(size % prime for size in mixed if size)]

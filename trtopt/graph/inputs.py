@@ -21,7 +21,7 @@ from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.values import TensorInfo
 from trtopt.data.rebatch import counting
 from trtopt.graph.independent_axes import independent_axes
-from trtopt.graph.op_types import RECURRENT, RESHAPING
+from trtopt.graph.op_types import RECURRENT, RESHAPING, STATES
 from trtopt.graph.proto import (
     LARGE,
     STANDARD,
@@ -35,13 +35,11 @@ from trtopt.graph.proto import (
     tensor_info,
     to_array,
 )
-from trtopt.graph.work import shapes_at
+from trtopt.graph.work import GUESSES, shapes_at
 
 _KEY = "trtopt.batch_axes"  # of a model's metadata
 _BATCH = "the batch"  # a name that no exporter gives
-_GUESSES = (224, 64, 16)  # of other open sizes, as sizes of images or lengths that most models take
 _ALONG_AN_AXIS = ("Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin", "TopK", "LpNormalization")
-_STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
 
 
 def network_inputs(proto: ModelProto) -> dict[str, TensorInfo]:
@@ -121,7 +119,7 @@ class _Growth:
                 value.type.tensor_type.shape.dim[axes[value.name]].dim_param = _BATCH
         self.makers = Links(light.graph).makers
         others = any(axis != axes.get(name) for name, info in inputs.items() for axis in info.open_axes)
-        for guess in _GUESSES if others else _GUESSES[:1]:
+        for guess in GUESSES if others else GUESSES[:1]:
             self.two, self.three = (shapes_at(light, {_BATCH: size}, guess) for size in (2, 3))
             if wanted <= self.two.keys() & self.three.keys():
                 break
@@ -271,7 +269,7 @@ def _by_recurrent_layers(proto: ModelProto, inputs: Mapping[str, TensorInfo]) ->
     found: dict[str, set[int | None]] = {}
     for node in nodes:
         samples, steps = (0, 1) if attribute(node, "layout", 0) else (1, 0)
-        for number, read in enumerate([node.input[0], *node.input[_STATES]]):
+        for number, read in enumerate([node.input[0], *node.input[STATES]]):
             shape = shapes.get(read, ())
             if len(shape) != 3:
                 continue

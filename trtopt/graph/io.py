@@ -100,16 +100,15 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         what, proto = str(path), _parse(path)
     check_text(proto, what)
     _load_external_data(proto, path, what, lazy)
-    if proto.ir_version == 3 and {item.name for item in proto.graph.initializer} - {
-        item.name for item in proto.graph.input
-    }:
+    weights, inputs = ({item.name for item in field} for field in (proto.graph.initializer, proto.graph.input))
+    if proto.ir_version == 3 and weights - inputs:
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
     mended = _name_plugins(proto)
     inferred = validate(proto, what)
-    inputs = network_inputs(proto)
-    outputs = network_outputs(proto, inputs, inferred.graph.output)
+    infos = network_inputs(proto)
+    outputs = network_outputs(proto, infos, inferred.graph.output)
     declare_outputs(proto, outputs)
-    return Model(proto, path, tuple(inputs.values()), outputs, opset_version(proto), _positive_scales(proto) or mended)
+    return Model(proto, path, tuple(infos.values()), outputs, opset_version(proto), _positive_scales(proto) or mended)
 
 
 def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit: int = INLINE_LIMIT) -> None:
@@ -125,13 +124,12 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
         return
     weights = target.with_name(target.name + ".data")
     stubs = skeleton(proto, 1024, external=weights.name)
-    content = {tensor.name: tensor for tensor in proto.graph.initializer}
     with writing_together(weights, target) as (partial_weights, partial):
         with partial_weights.open("wb") as file:
             end = 0
-            for stub in stubs.graph.initializer:
+            for stub, tensor in zip(stubs.graph.initializer, proto.graph.initializer):
                 if stub.data_location == TensorProto.EXTERNAL:
-                    tensor, start = content[stub.name], end + -end % _ALIGNMENT
+                    start = end + -end % _ALIGNMENT
                     file.seek(start)
                     file.writelines(tensor_chunks(tensor))
                     end = start + tensor_size(tensor)
@@ -168,6 +166,7 @@ def _parse(path: Path) -> ModelProto:
 
 
 _EXPORT = "trtopt export makes ONNX from a PyTorch model"
+_KERAS = "Keras' model.export('model.onnx', format='onnx') makes ONNX from the model"
 _ENGINE = "a TensorRT engine: give the ONNX model that it was built from"
 _STARTS = (  # what begins so, at that place
     (0, b"PK\x03\x04", f"a PyTorch checkpoint or another zip archive: {_EXPORT}"),
@@ -176,11 +175,7 @@ _STARTS = (  # what begins so, at that place
     (0, b"ftrt", _ENGINE),
     (0, b"vtrt", _ENGINE),
     (0, b"\x1f\x8b", "a gzip archive: gunzip it"),
-    (
-        0,
-        b"\x89HDF",
-        "HDF5, as Keras writes it: Keras' model.export('model.onnx', format='onnx') makes ONNX from the model",
-    ),
+    (0, b"\x89HDF", f"HDF5, as Keras writes it: {_KERAS}"),
     (4, b"TFL3", "a TensorFlow Lite model: tf2onnx makes ONNX from it"),
     (4, b"ORTM", "ONNX Runtime's own format: give the ONNX file that it was made from"),
     (0, b"<", "a web page: the download went wrong"),

@@ -71,11 +71,10 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
         absent: operator → why it has no implementation, though the parser takes it.
     """
     graphs = [*all_graphs(proto.graph)]
-    weights = {tensor.name for graph in graphs for tensor in graph.initializer}
+    weights = {tensor.name: dtype_name(tensor.data_type) for graph in graphs for tensor in graph.initializer}
     ends = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
-    kinds = {name: tensor_info(value).dtype for name, value in inferred_values(proto).items()}
-    kinds |= {tensor.name: dtype_name(tensor.data_type) for graph in graphs for tensor in graph.initializer}
-    problems, constants = [*_ends(graphs[0], weights, kinds, {*types, UNKNOWN})], Links(proto.graph).constants
+    kinds = {name: tensor_info(value).dtype for name, value in inferred_values(proto).items()} | weights
+    problems, constants = [*_ends(graphs[0], weights.keys(), kinds, {*types, UNKNOWN})], Links(proto.graph).constants
     for node in all_nodes(proto.graph):
         read = [(f"reads the constant {name!r} of", name) for name in node.input if name in weights]
         given = [(f"gives {name!r} in", name) for name in node.output if name not in ends]

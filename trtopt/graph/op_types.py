@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 RECURRENT = ("LSTM", "GRU", "RNN")
+STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
 CONTROL_FLOW = ("If", "Loop", "Scan")
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # layers that INT8 and FP8 are for

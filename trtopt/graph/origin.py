@@ -24,9 +24,8 @@ class Origins:
     def __init__(self, original: ModelProto, made: ModelProto) -> None:
         nodes = list(all_nodes(original.graph))
         self._names = {node.name for node in nodes if node.name}
-        self._tensors = {value.name for value in original.graph.input} | {
-            name for node in nodes for name in node.output
-        }
+        self._tensors = {value.name for value in original.graph.input}
+        self._tensors.update(name for node in nodes for name in node.output)
         self._made, self._links = made, Links(made.graph)
         self._nodes = {node.name: node for node in self._links.nodes}
 

@@ -133,12 +133,6 @@ _WIDEST = 4096
 _OPEN = 256
 
 
-def _whole(info: TensorInfo, ranks: bool = False) -> Kind:
-    """The kind of integers: lists, if these are ranks or called so, have several places."""
-    lists = len(info.shape) > 1 and info.shape[-1] != 1 and (ranks or _says(info.name, _RANKING_WORDS))
-    return Kind.RANKING if lists else Kind.TOKENS
-
-
 def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     """Output name → kind.
 
@@ -162,10 +156,6 @@ def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     """
     graph = _Graph(proto)
     return {info.name: graph.kind(info) for info in outputs}
-
-
-def _integer(info: TensorInfo) -> bool:
-    return info.dtype.startswith(("int", "uint", "bool"))
 
 
 def _says(name: str, beginnings: tuple[str, ...]) -> bool:
@@ -211,8 +201,10 @@ class _Graph:
     # Kinds -------------------------------------------------------------------------------------------------------------
 
     def kind(self, info: TensorInfo) -> Kind:
-        if _integer(info):
-            return _whole(info, self._ranks(info.name))
+        if info.numeric and not info.floating:
+            several = len(info.shape) > 1 and info.shape[-1] != 1
+            listed = several and (_says(info.name, _RANKING_WORDS) or self._ranks(info.name))
+            return Kind.RANKING if listed else Kind.TOKENS
         shape = info.shape or self.shapes.get(info.name, ())
         if len(shape) > 3 and all(size == 1 for size in shape[2:]):
             shape = shape[:2]
@@ -243,7 +235,8 @@ class _Graph:
             return scores
         if end.op == "linear":
             again = any(info.floating and info.shape == shape for info in self.given)  # as of an autoencoder: no scores
-            return Kind.EMBEDDING if _embedding_width(width) else Kind.OTHER if again else scores
+            wide = isinstance(width, int) and 2 * _WIDTH <= width <= _WIDEST and width % _WIDTH == 0
+            return Kind.EMBEDDING if wide else Kind.OTHER if again else scores
         if (
             single and end.op == "pool"
         ):  # a fully convolutional classifier's has any width, feature maps a multiple of 16
@@ -363,7 +356,3 @@ class _Graph:
             name = changing[0]
             inverted |= node.op_type in ("Reciprocal", "Div", "Pow")  # a root, or its inverse
         return False
-
-
-def _embedding_width(width: int | str) -> bool:
-    return isinstance(width, int) and 2 * _WIDTH <= width <= _WIDEST and width % _WIDTH == 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import (
     AttributeProto,
@@ -19,7 +19,6 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
-    TensorShapeProto,
     ValueInfoProto,
     helper,
     numpy_helper,
@@ -33,9 +32,7 @@ UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
 PLUGIN_DOMAIN = "trt.plugins"  # of operators in ONNX's name that it hasn't; PyTorch-TensorRT calls plugins so
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
-PROPAGATED = (
-    1 << 20
-)  # numbers in inputs of one dimension: ONNX's data propagation takes some 70 bytes for each, in each node
+PROPAGATED = 1 << 20  # numbers in inputs of one dimension: ONNX propagates them at some 70 bytes for each, in each node
 
 
 def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> ModelProto:
@@ -61,13 +58,6 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
         elif tensor.name not in inputs:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     return copy
-
-
-def empty_as(proto: ModelProto, name: str) -> ModelProto:
-    """A model with the versions and functions of another, for a part of its graph."""
-    model = ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    model.graph.name = name
-    return model
 
 
 def _copy(source: Any, target: Any, but: str) -> None:
@@ -118,35 +108,31 @@ def fingerprint(proto: ModelProto) -> str:
     return digest.hexdigest()
 
 
-UNINFERRED = ("GroupNormalization", "MeanVarianceNormalization")  # both give what they read
+UNINFERRED = (
+    "GroupNormalization",
+    "MeanVarianceNormalization",
+)  # ONNX's inference doesn't know what they give: what they read
 
 
 def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
-    """A light copy (large initializers are inputs) with inferred types and shapes in `graph.value_info`."""
+    """A light copy (large initializers are inputs) with inferred types and shapes in `graph.value_info`.
+
+    An Identity, of the same type and shape, stands in it for each operator that ONNX's inference doesn't know, unless `strict`.
+    """
     light = skeleton(proto, LARGE)
-    stood_in = {} if strict else dict(_stand_in(light.graph))
+    for node in () if strict else all_nodes(light.graph):
+        if node.op_type in UNINFERRED and node.domain in STANDARD and len(node.output) == 1:
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
     shapes = (value.type.tensor_type.shape.dim for value in light.graph.input)
     short = sum(dims[0].dim_value for dims in shapes if len(dims) == 1) <= PROPAGATED
-    inferred = onnx.shape_inference.infer_shapes(light, strict, strict, short and not light.functions)
-    for node in all_nodes(inferred.graph) if stood_in else ():
-        if node.output and node.output[0] in stood_in:
-            node.CopyFrom(stood_in[node.output[0]])
-    return inferred
+    return onnx.shape_inference.infer_shapes(light, strict, strict, short and not light.functions)
 
 
 def inferred_values(proto: ModelProto) -> dict[str, ValueInfoProto]:
     """Map every tensor, of bodies too, to its type and shape, as far as they are declared or inferred."""
     graphs = all_graphs(infer_shapes(proto).graph)
     return {value.name: value for graph in graphs for value in (*graph.input, *graph.value_info, *graph.output)}
-
-
-def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
-    """Operators that ONNX's inference doesn't know, by their output; an Identity, of the same type, takes their place."""
-    for node in all_nodes(graph):
-        if node.op_type in UNINFERRED and node.domain in STANDARD and len(node.output) == 1:
-            yield node.output[0], NodeProto.FromString(node.SerializeToString())
-            node.op_type = "Identity"
-            del node.input[1:], node.attribute[:]
 
 
 def schema_of(op: str, opset: int, domain: str = "") -> Any:
@@ -166,17 +152,15 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     for item in node.attribute:
         if item.type == AttributeProto.GRAPH:
             yield item.g
-        elif item.type == AttributeProto.GRAPHS:
-            yield from item.graphs
+        yield from item.graphs
 
 
 def node_reads(node: NodeProto) -> list[str]:
     """The node's inputs, and what its bodies take from outside."""
     names = [name for name in node.input if name]
     for body in subgraphs(node):
-        own = {item.name for item in (*body.input, *body.initializer)} | {
-            name for it in body.node for name in it.output
-        }
+        own = {item.name for item in (*body.input, *body.initializer)}
+        own.update(name for inner in body.node for name in inner.output)
         inner_reads = [name for inner in body.node for name in node_reads(inner)]
         names += [name for name in (*inner_reads, *(value.name for value in body.output)) if name not in own]
     return names
@@ -243,7 +227,11 @@ def tensor_info(value: ValueInfoProto) -> TensorInfo:
     if kind != "tensor_type":
         return TensorInfo(value.name, (kind or "undefined").removesuffix("_type"))
     tensor = value.type.tensor_type
-    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(map(_dimension, tensor.shape.dim)))
+    sizes = list[int | str]()
+    for dim in tensor.shape.dim:
+        known = dim.HasField("dim_value") and dim.dim_value >= 0
+        sizes.append(dim.dim_param.strip("?") or (int(dim.dim_value) if known else -1))  # see forget_placeholders
+    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(sizes))
 
 
 def forget_placeholders(proto: ModelProto) -> None:
@@ -268,22 +256,13 @@ def forget_output_shapes(proto: ModelProto) -> None:
             value.type.tensor_type.ClearField("shape")
 
 
-def _dimension(dim: TensorShapeProto.Dimension) -> int | str:
-    name = dim.dim_param.strip("?")  # see forget_placeholders
-    if name:
-        return name
-    return int(dim.dim_value) if dim.HasField("dim_value") and dim.dim_value >= 0 else -1
-
-
 def tensor_size(tensor: TensorProto) -> int:
     """Bytes that a tensor's content takes, packed as ONNX packs it (two 4-bit values a byte)."""
     if tensor.data_type == TensorProto.STRING:
         return sum(map(len, tensor.string_data))
-    name = dtype_name(tensor.data_type)
-    if name == "undefined":
+    if dtype_name(tensor.data_type) == UNKNOWN:
         return len(tensor.raw_data)
-    packed = re.match(r"u?(?:int|float)([24])(?!\d)", name)
-    bits = int(packed[1]) if packed else int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize) * 8
+    bits: int = ir.DataType(tensor.data_type).bitwidth
     return (int(math.prod(tensor.dims)) * bits + 7) // 8
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from trtopt.core.errors import ModelError
-from trtopt.graph.proto import empty_as, inferred_values, node_reads
+from trtopt.graph.proto import inferred_values, node_reads
 
 Slot = tuple[str, int]  # node name, input index
 
@@ -111,7 +111,8 @@ def _segment(
     weights: Mapping[str, TensorProto],
 ) -> Segment:
     """Make a model of nodes in the versions of another, which reads what they don't make."""
-    model = empty_as(like, like.graph.name)
+    model = ModelProto(ir_version=like.ir_version, opset_import=like.opset_import, functions=like.functions)
+    model.graph.name = like.graph.name
     made = {name for node in nodes for name in node.output}
     reads = [name for name in dict.fromkeys(name for node in nodes for name in node_reads(node)) if name not in made]
     inputs = [name for name in reads if name not in weights]

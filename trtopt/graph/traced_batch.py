@@ -16,14 +16,12 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from trtopt.core.values import Issue, x
 from trtopt.graph.inputs import declare_outputs, network_inputs, network_outputs
-from trtopt.graph.op_types import RECURRENT
+from trtopt.graph.op_types import RECURRENT, STATES
 from trtopt.graph.proto import LARGE, STANDARD, Links, attribute, refill, skeleton, tensor_info, to_array, whole_copy
-from trtopt.graph.work import shapes_at
+from trtopt.graph.work import GUESSES, shapes_at
 
 SAMPLES = 3  # the other batch that shapes are inferred at: a size that few models have anywhere
-_GUESSES = (224, 64, 16)  # of what else is open: the size with which most shapes are known
 _ROUNDS = 500  # nodes that are opened
-_STATES = slice(5, 7)  # of a recurrent node's inputs
 _HELD = "its initial states are constants for a batch of 1"
 
 
@@ -58,7 +56,7 @@ def find_traced_batch(proto: ModelProto) -> TracedBatch:
         if value.name in batched:
             value.type.tensor_type.shape.dim[0].dim_param = "batch"
     alone = all(info.open_axes in ((), (0,)) for info in infos.values())
-    traces = [_Trace(light, guess, alone) for guess in ((1,) if alone else _GUESSES)]
+    traces = [_Trace(light, guess, alone) for guess in ((1,) if alone else GUESSES)]
     sound = [item for item in traces if item.unfit() is None]
     if not alone and not sound:  # else one sample alone doesn't fit, whatever its number
         return TracedBatch(length=traces[0].unfit())
@@ -153,7 +151,7 @@ class _Trace:
         data = self.several.get(node.input[0]) if node.op_type in RECURRENT else None
         if not data or len(data) != 3 or attribute(node, "layout", 0) or data[1] == 1:
             return []
-        held = [name for name in node.input[_STATES] if name in self.constants]
+        held = [name for name in node.input[STATES] if name in self.constants]
         return [name for name in held if list(self.constants[name].dims)[1:2] == [1]]
 
     def _axis(self, name: str) -> int | None:

@@ -71,9 +71,8 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         for tensor in all_tensors(body):
             _check_tensor(tensor, what)
     _check_graph(proto.graph, frozenset(), what)
-    light = skeleton(proto, LARGE)
     try:
-        inferred = _check_onnx(light, what)
+        inferred = _check_onnx(skeleton(proto, LARGE), what)
     except InvalidModel as error:  # sizes that were edited leave what the file says of results behind: the nodes decide
         light = skeleton(proto, LARGE)
         _forget_what_bodies_give(light)
@@ -173,9 +172,8 @@ def _check_tensor(tensor: TensorProto, what: str) -> None:
         except (ValueError, TypeError) as error:
             problem = f"of shape {dims}, {kind}, holds something else ({error})"
     if needed != held:
-        problem = (
-            f"of shape {dims}, {kind}, needs {needed} {'strings' if kind == 'string' else 'bytes'}, {held} are there"
-        )
+        unit = "strings" if kind == "string" else "bytes"
+        problem = f"of shape {dims}, {kind}, needs {needed} {unit}, {held} are there"
     if problem:
         raise InvalidModel(f"{what}: the weight {tensor.name!r} {problem}: export it again")
 

@@ -54,12 +54,15 @@ def read_ir(proto: onnx.ModelProto) -> ir.Model:
     try:
         return ir.from_proto(proto)
     except ir.serde.SerdeError as error:  # maps, and other types that it has no form for
-        maps = any(node.op_type == "ZipMap" for node in proto.graph.node)
-        raise ModelError(
-            f"the model holds values that aren't tensors or sequences of them: {_strange(proto)}"
-            + "; a ZipMap of scikit-learn's converter makes them: to_onnx(…, options={'zipmap': False}) gives arrays"
-            * maps
-        ) from error
+        values = (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)
+        names = [value.name for value in values if value.type.WhichOneof("value") not in ("tensor_type", None)]
+        text = f"the model holds values that aren't tensors or sequences of them: {first_of(names, 5) or 'see its types'}; "
+        text += "leave these out of the network"
+        if any(node.op_type == "ZipMap" for node in proto.graph.node):
+            text += (
+                "; a ZipMap of scikit-learn's converter makes them: to_onnx(…, options={'zipmap': False}) gives arrays"
+            )
+        raise ModelError(text) from error
 
 
 def infer_into(model: ir.Model, proto: onnx.ModelProto) -> None:
@@ -81,12 +84,6 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     """The model as a message; lazy weights stay lazy."""
     proto: onnx.ModelProto = ir.to_proto(model)
     return proto
-
-
-def _strange(proto: onnx.ModelProto) -> str:
-    values = (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)
-    names = [value.name for value in values if value.type.WhichOneof("value") not in ("tensor_type", None)]
-    return f"{first_of(names, 5) or 'see its types'}; leave these out of the network"
 
 
 def opset_of(model: ir.Model) -> int:
@@ -125,9 +122,7 @@ def slots(node: ir.Node, opset: int) -> Slots | None:
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return what the value holds if it never changes (an initializer or a Constant node's output), not read yet; else None."""
-    if value is None:
-        return None
-    return value.const_value if value.is_initializer() else ir.convenience.get_const_tensor(value)
+    return None if value is None else ir.convenience.get_const_tensor(value)
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
@@ -175,8 +170,6 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     for held in node.attributes.values():
         if held.type is ir.AttributeType.GRAPH:
             yield held.as_graph()
-        elif held.type is ir.AttributeType.GRAPHS:
-            yield from held.as_graphs()
 
 
 def drop_unread(graph: ir.Graph) -> None:
@@ -194,14 +187,11 @@ def channel_axes(node: ir.Node) -> tuple[int, int]:
 
 def normalization(node: ir.Node) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Return each channel's factor and summand of a BatchNormalization; None: they aren't constant, or change in training."""
-    held = [constant(value) for value in node.inputs[1:5]]
+    held = [item.astype(np.float64) for value in node.inputs[1:5] if (item := constant(value)) is not None]
     training = attribute(node, "training_mode", 0) or any(value.name for value in node.outputs[1:])
     if training or len(held) < 4 or not attribute(node, "spatial", 1):
         return None
-    known = [item.astype(np.float64) for item in held if item is not None]
-    if len(known) < 4:
-        return None
-    gain, bias, mean, variance = known
+    gain, bias, mean, variance = held
     with np.errstate(all="ignore"):
         factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
         return factor, bias - mean * factor
@@ -212,11 +202,9 @@ class Editor:
 
     def __init__(self, model: ir.Model) -> None:
         self.graph = model.graph
-        graphs = list(model.graphs())
-        self._names = {str(value.name) for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
-        for graph in graphs:
-            for node in graph:
-                self._names.update((str(node.name), *(str(value.name) for value in node.outputs)))
+        self._names = {str(node.name) for node in model.graph.all_nodes()}
+        for graph in model.graphs():
+            self._names.update(ir.convenience.create_value_mapping(graph))
 
     def fresh(self, wished: str) -> str:
         """The wished name, or that name with a number."""
@@ -251,9 +239,8 @@ class Editor:
             name: as it is; empty: OUTPUT/OPERATOR.
         """
         if isinstance(output, str):
-            output = ir.Value(
-                name=self.fresh(output), type=None if dtype is None else ir.TensorType(dtype), shape=shape
-            )
+            kind = None if dtype is None else ir.TensorType(dtype)
+            output = ir.Value(name=self.fresh(output), type=kind, shape=shape)
         name = name or self.fresh(f"{output.name}/{op}")
         return ir.node(op, inputs, attributes, outputs=[output], name=name)
 

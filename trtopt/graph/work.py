@@ -11,6 +11,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 from trtopt.graph.op_types import MULTIPLYING, RECURRENT
 from trtopt.graph.proto import LARGE, all_graphs, all_nodes, attribute, forget_output_shapes, inferred_values, skeleton
 
+GUESSES = (224, 64, 16)  # of open sizes that aren't the batch, as sizes of images or lengths that most models take
+
 
 def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
     """Multiply-accumulates of each convolution, matrix product and recurrent layer, by node name; of a loop's body once.
@@ -89,6 +91,5 @@ def _einsum(node: NodeProto, operands: Sequence[Sequence[int]]) -> int:
     terms = equation.partition("->")[0].replace(" ", "").split(",")
     if "." in equation or len(terms) != 2:
         return 0
-    return math.prod(
-        {letter: size for term, shape in zip(terms, operands) for letter, size in zip(term, shape)}.values()
-    )
+    sizes = {letter: size for term, shape in zip(terms, operands) for letter, size in zip(term, shape)}
+    return math.prod(sizes.values())

@@ -20,7 +20,6 @@ from trtopt.core.errors import (
     InvalidModel,
     MissingDependency,
     ModelError,
-    NoBackend,
     UnsupportedRequest,
 )
 from trtopt.core.options import taking
@@ -43,7 +42,6 @@ from trtopt.graph.guard import invalid
 from trtopt.graph.half import has_half
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.limits import instead
 from trtopt.graph.op_types import QDQ
 from trtopt.graph.origin import Origins
@@ -51,9 +49,9 @@ from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.typed import keep_fp32, overflowing
-from trtopt.graph.prepare import prepare
+from trtopt.graph.prepare import FoldedModel, prepare
 from trtopt.graph.proto import tensor_info, whole_copy
-from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
+from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.linting.refusals import asked
 from trtopt.linting.request import CheckRequest
@@ -176,15 +174,17 @@ def check(request: CheckRequest) -> CheckReport:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
     prepared = prepare(loaded, reporter=request.reporter)
     folded, folding = prepared.proto, prepared.report
-    checking = _Check(request, loaded, folded, profiles, [*find(folded), *_incomplete(folding)])
+    checking = _Check(request, loaded, prepared, profiles, list(find(folded)))
+    if folding.problem:
+        ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend
+        hint = "it is built as it is" + "; please report the model" * ours
+        checking.findings.append(Finding("warning", "folding-incomplete", "", "", folding.warning, hint))
     checking.ask_parser()
     checking.findings += checking.ask_build(targets)
     checking.run_samples()
     shapes = checking.shapes()
     fixed, verified = checking.fix()
-    findings = checking.findings
-    if not isinstance(request.model, ModelProto):
-        findings = [replace(item, hint=with_file(item.hint, name)) for item in findings]
+    findings = [replace(item, hint=with_file(item.hint, loaded.path)) for item in checking.findings]
     return CheckReport(
         model=name,
         findings=tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))),
@@ -212,14 +212,6 @@ def _loaded(request: CheckRequest) -> tuple[Model, str]:
     return loaded, fingerprint
 
 
-def _incomplete(folding: FoldReport) -> Iterator[Finding]:
-    """Say why the model is less folded than it could be."""
-    if folding.problem:
-        ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend
-        hint = "it is built as it is" + "; please report the model" * ours
-        yield Finding("warning", "folding-incomplete", "", "", folding.warning, hint)
-
-
 @dataclass
 class _Check:
     """A valid model, and what was found so far.
@@ -231,7 +223,7 @@ class _Check:
 
     request: CheckRequest
     model: Model
-    folded: ModelProto
+    prepared: FoldedModel
     profiles: Sequence[Profile]
     findings: list[Finding]
     generation: Generation | None = None
@@ -245,31 +237,26 @@ class _Check:
 
     def ask_parser(self) -> None:
         """Find the TensorRT that is asked for, and what it refuses."""
-        request, reason = self.request, ""
+        folded = self.prepared.proto
         try:
-            self.generation = trt.select(request.backend)
-        except NoBackend as error:
-            if request.backend != "auto":
+            self.generation = generation = trt.select(self.request.backend)
+            self.findings += opset_findings(folded, generation.capabilities, str(generation))
+            with self.request.reporter.phase("ask the parser"):
+                answers, self.values = _ask(generation, self.model, folded)
+        except BackendError as error:
+            if self.generation is None and self.request.backend != "auto":
                 raise
-            reason = str(error)
-        self.findings += opset_findings(self.folded, self.can, str(self.generation))
-        if self.generation is not None:
-            with request.reporter.phase("ask the parser"):
-                try:
-                    answers, self.values = _ask(self.generation, self.model, self.folded)
-                    told = {answer.op or answer.node for answer in answers if answer.level == "error"}
-                    others = (it for it in self.findings if it.code not in _PARSERS or (it.op or it.node) not in told)
-                    self.findings = [*others, *answers]
-                    self.parser = str(self.generation)
-                except BackendError as error:
-                    reason = str(error)
-        if reason:
-            text = f"no TensorRT parser was asked about operators: {reason}"
+            text = f"no TensorRT parser was asked about operators: {error}"
             self.findings.append(Finding("warning", "parser-not-asked", "", "", text))
+        else:
+            told = {answer.op or answer.node for answer in answers if answer.level == "error"}
+            others = (it for it in self.findings if it.code not in _PARSERS or (it.op or it.node) not in told)
+            self.findings = [*others, *answers]
+            self.parser = str(generation)
 
     def ask_build(self, targets: tuple[int, ...]) -> Iterator[Finding]:
         """Look at targets and shapes as a build would."""
-        inputs, longest = self.model.inputs, max_input_lengths(self.folded)
+        inputs, longest = self.model.inputs, self.prepared.max_lengths
         for problem in profile_problems(inputs, self.profiles, longest=longest) if self.profiles else ():
             line = suggested_shapes(inputs, self.profiles[0], longest=longest)
             yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
@@ -296,7 +283,7 @@ class _Check:
         source = {**samples_of(request), "preprocess": preprocess, "limit": limit}
         self.samples = open_data(self.model.inputs, **source, reporter=request.reporter)
         with request.reporter.phase("measuring ranges"):
-            self.findings += _ranges(self.samples, self.folded)
+            self.findings += _ranges(self.samples, self.prepared.proto)
 
     def shapes(self) -> Suggestion:
         """Suggest ranges of what is left open; none where the batch alone is, of which a build has a range by itself."""
@@ -304,55 +291,56 @@ class _Check:
         if self.profiles or (batches_alone and not self.values):
             return NOTHING
         seen = seen_sizes(inputs, self.samples) if self.samples is not None and not batches_alone else {}
-        return suggested_shapes(inputs, values=self.values, longest=max_input_lengths(self.folded), seen=seen)
+        return suggested_shapes(inputs, values=self.values, longest=self.prepared.max_lengths, seen=seen)
 
     def fix(self) -> tuple[Path | None, bool | None]:
         """Say where a batch of 1 is held, and write the cleaned model where it is asked for and computes the same; where it was
         written, and whether its outputs were compared."""
-        held, output, verified, opened = _held(self.model.proto, self.folded), None, None, False
+        held, output, verified, opened = find_traced_batch(self.prepared.proto), None, None, False
+        if held.issues:  # opened as it came, where folding hides what belongs there
+            before = find_traced_batch(self.model.proto)
+            held = before if before.dynamic_model is not None else held
         if self.request.fix is not None:
             output = Path(self.request.fix)
             with self.request.reporter.phase("clean and compare"):
-                opened = held.dynamic_model is not None and self._open_batch(held.dynamic_model, output)
-                verified = opened or self._clean(output)
+                dynamic = held.dynamic_model
+                opened = dynamic is not None and bool(self._write(fold(dynamic)[0], output, opened=True))
+                verified = opened or self._write(self.prepared.proto, output)
         for finding in one_sample(held, self.model.inputs, self.profiles):
             hint = f"{output} takes any batch; its results are those of each sample alone"
             self.findings.append(replace(finding, level="info", hint=hint) if opened else finding)
         return output if verified is not None else None, verified
 
-    def _open_batch(self, dynamic: ModelProto, output: Path) -> bool:
-        """Write the model for any batch, where samples then give what each gives alone."""
-        cleaned, kept = _lowered(fold(dynamic)[0], self.can)
-        try:
-            given = self.model.proto, cleaned, self.model.inputs
-            gap = invalid(cleaned) or compare(*given, profiles=self.profiles, opened=True)
-        except (MissingDependency, ModelError) as error:
-            gap = f"they weren't compared: {error}"
-        if gap:
-            text = f"the batch of 1 stays: with any batch, samples don't give what each gives alone ({gap[:300]})"
-            self.findings.append(Finding("warning", "batch-kept", "", "", text))
-            return False
-        self.findings += kept
-        save_model(cleaned, output)
-        return True
+    def _write(self, folded: ModelProto, output: Path, *, opened: bool = False) -> bool | None:
+        """Write a folded model where it computes the same or, `opened` for any batch, gives what each sample gives alone.
 
-    def _clean(self, output: Path) -> bool | None:
-        """Write the folded model; whether it was seen to compute the same, and None where it doesn't, and wasn't written."""
-        cleaned, kept = _lowered(self.folded, self.can)
-        self.findings += kept
-        verified, samples = True, first_feeds(self.model.proto, self.samples or ())
+        Returns:
+            whether that was seen; None where it doesn't, and wasn't written.
+        """
+        cleaned, kept = _lowered(folded, self.can)
+        samples = () if opened else first_feeds(self.model.proto, self.samples or ())
+        how: Any = {"profiles": self.profiles, "samples": samples, "opened": opened}
+        gap = unknown = ""
         try:
-            given = self.model.proto, cleaned, self.model.inputs
-            if gap := invalid(cleaned) or compare(*given, profiles=self.profiles, samples=samples):
-                text = f"the cleaned model computes something else ({gap}); it wasn't written"
-                self.findings.append(Finding("error", "fix-changed-outputs", "", "", text, _LOST))
-                return None
+            gap = invalid(cleaned) or compare(self.model.proto, cleaned, self.model.inputs, **how)
         except (MissingDependency, ModelError) as error:
-            verified, text = False, f"the cleaned model wasn't compared: {' '.join(str(error).split())}"
+            unknown = " ".join(str(error).split())
+        if opened and (gap or unknown):
+            why = gap or f"they weren't compared: {unknown}"
+            text = f"the batch of 1 stays: with any batch, samples don't give what each gives alone ({why[:300]})"
+            self.findings.append(Finding("warning", "batch-kept", "", "", text))
+            return None
+        self.findings += kept
+        if gap:
+            text = f"the cleaned model computes something else ({gap}); it wasn't written"
+            self.findings.append(Finding("error", "fix-changed-outputs", "", "", text, _LOST))
+            return None
+        if unknown:
+            text = f"the cleaned model wasn't compared: {unknown}"
             hint = "where the original doesn't run on made-up inputs, give `shapes=`, or real samples as `data='F.npz'`"
             self.findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
         save_model(cleaned, output)
-        return verified
+        return not unknown
 
 
 def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
@@ -396,25 +384,15 @@ def _ranges(samples: Batches, folded: ModelProto) -> Iterator[Finding]:
         yield Finding("warning", "not-run", "", "", f"the model can't be run on the samples: {error}")
         return
     operators = {node.name: node.op_type for node in folded.graph.node}
-    broken = not_finite(folded, ranges)
-    for node, what in broken.items():
-        hint = "look at the samples, their preprocessing and the weights"
-        if has_half(folded):
-            hint = "export the model in FP32: `fp16=True` with the same samples keeps such nodes in FP32"
+    hint = "look at the samples, their preprocessing and the weights"
+    if half := has_half(folded):
+        hint = "export the model in FP32: `fp16=True` with the same samples keeps such nodes in FP32"
+    for node, what in not_finite(folded, ranges).items():
         yield Finding("error", "not-finite", node, operators[node], what, hint)
-    if not has_half(folded):
+    if not half:
         for node, what in overflowing(to_ir(folded), beyond_fp16(ranges)).items():
             hint = "`fp16=True` with the same samples keeps it in FP32"
             yield Finding("warning", "fp16-overflow", node, operators[node], what, hint)
-
-
-def _held(original: ModelProto, folded: ModelProto) -> TracedBatch:
-    """Return where the model holds a batch of 1; opened as it came, where folding hides what belongs there."""
-    held = find_traced_batch(folded)
-    if not held.issues:
-        return held
-    before = find_traced_batch(original)
-    return before if before.dynamic_model is not None else held
 
 
 def _lowered(folded: ModelProto, can: Capabilities | None) -> tuple[ModelProto, list[Finding]]:

@@ -51,9 +51,7 @@ class Finding(Plain):
     hint: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.node} ({self.op})" if self.node and self.op else self.node or self.op
-        where = f"{where}: " if where else ""
-        return f"{self.level}: {where}{self.message}" + (f"; {self.hint}" if self.hint else "")
+        return f"{self.level}: {Issue(self.node, self.op, self.message)}" + (f"; {self.hint}" if self.hint else "")
 
 
 def find(proto: ModelProto) -> tuple[Finding, ...]:
@@ -70,12 +68,6 @@ class _Graph(Links):
         super().__init__(proto.graph)
         self.proto = proto
         self.inputs = [value for value in proto.graph.input if value.name not in self.constants]
-
-    def constant(self, name: str) -> NDArray[Any] | None:
-        """Return what a tensor holds; of a dequantized weight the codes."""
-        if (node := self.makers.get(name)) is not None and node.op_type == "DequantizeLinear":
-            name = node.input[0]
-        return to_array(self.constants[name]) if name in self.constants else None
 
     def of(self, *ops: str) -> list[NodeProto]:
         return [node for node in self.nodes if node.op_type in ops and node.domain in STANDARD]
@@ -113,11 +105,6 @@ def alike(issues: Iterable[Issue], differing: str) -> Iterator[tuple[Issue, str]
 
 
 def _ends(graph: _Graph) -> Iterator[Finding]:
-    for value in graph.inputs:
-        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-            text = "declares no shape; TensorRT needs its number of dimensions"
-            hint = "export it with a shape, dynamic dimensions by name"
-            yield Finding("error", "input-without-rank", value.name, "", text, hint)
     for side, values in (("input", graph.inputs), ("output", graph.proto.graph.output)):
         for info in map(tensor_info, values):
             kind = info.dtype
@@ -131,19 +118,15 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
 
 def refuse_damaged(proto: ModelProto, name: str) -> None:
     """Raise InvalidModel where weights hold NaN or infinity; a single infinity is a bound, such as a Clip's."""
-    if problem := damage(proto):
-        raise InvalidModel(f"{name}: {problem}")
-
-
-def damage(proto: ModelProto) -> str:
-    """The first weights that hold NaN or infinity, and what to do; "": none do."""
-    findings = (finding for finding in _damaged(_Graph(proto)) if finding.level == "error")
-    return next((str(finding).removeprefix("error: ") for finding in findings), "")
+    for finding in _damaged(_Graph(proto)):
+        if finding.level == "error":
+            raise InvalidModel(f"{name}: {str(finding).removeprefix('error: ')}")
 
 
 def _damaged(graph: _Graph) -> Iterator[Finding]:
     for tensor, values in graph.tensors(TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
-        if _spoiled(values.astype(np.float32, copy=False)):
+        floats = values.astype(np.float32, copy=False)
+        if not np.isfinite(floats).all() and (floats.size > 1 or np.isnan(floats).any()):
             node, op = graph.read_by(tensor.name)[0]
             if op not in WEIGHTED and not (np.isnan(values) | (values == np.inf)).any():
                 text = f"{tensor.name} holds -inf, as a table of masks does: where all of a softmax is masked, NaN comes of it"
@@ -153,10 +136,6 @@ def _damaged(graph: _Graph) -> Iterator[Finding]:
                 level, text = "error" if op in WEIGHTED else "warning", f"{tensor.name} holds NaN or infinity"
                 hint = "the weights are damaged, or beyond FP16's 65,504: export them again, in FP32"
                 yield Finding(level, "non-finite-weight", node, op, text, hint)
-
-
-def _spoiled(values: NDArray[Any]) -> bool:
-    return not np.isfinite(values).all() and (values.size > 1 or bool(np.isnan(values).any()))
 
 
 def _masks(graph: _Graph, readers: int | None = 1) -> Iterator[Finding]:
@@ -206,11 +185,9 @@ def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
 
 
 def _operators(graph: _Graph) -> Iterator[Finding]:
-    custom: dict[tuple[str, str], list[NodeProto]] = {}
-    for node in graph.nodes:
-        if node.domain not in STANDARD:
-            custom.setdefault((node.domain, node.op_type), []).append(node)
-    for (domain, op), nodes in custom.items():
+    custom = [node for node in graph.nodes if node.domain not in STANDARD]
+    for domain, op in dict.fromkeys((node.domain, node.op_type) for node in custom):
+        nodes = [node for node in custom if (node.domain, node.op_type) == (domain, op)]
         text = f"{op} of {domain} isn't a standard operator: TensorRT needs a plugin"
         yield from _several(nodes, "warning", "custom-operator", text, "export without it, or provide the plugin")
     for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress"):
@@ -231,8 +208,8 @@ def _zero_points(graph: _Graph) -> Iterator[Finding]:
     """Quantized models of other tools: what TensorRT refuses in them."""
     asymmetric = []
     for node in graph.of(*QDQ):
-        zero_point = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        if zero_point is not None and np.any(np.asarray(zero_point).astype(np.float32)):
+        zero_point = graph.constants.get("".join(node.input[2:]))
+        if zero_point is not None and to_array(zero_point).astype(np.float32).any():
             asymmetric.append(node)
     text = "its zero point isn't 0; TensorRT quantizes symmetrically only"
     hint = "build from the float model with `int8=True`, or quantize with symmetric activations and weights"
@@ -243,9 +220,8 @@ def one_sample(held: TracedBatch, inputs: Sequence[TensorInfo], profiles: Sequen
     """Return what holds a batch of 1 in a model whose inputs leave theirs open; an error unless `profiles` ask for no other."""
     if held.length is not None:
         text = f"{held.length.reason}: the trace holds the sizes that it was made at"
-        hint = (
-            "set these (trtopt check MODEL `set='NAME:SHAPE'` `fix='OUT.onnx'`), or export it again, by trtopt export"
-        )
+        decide = "trtopt check MODEL `set='NAME:SHAPE'` `fix='OUT.onnx'`"
+        hint = f"set these ({decide}), or export it again, by trtopt export"
         yield Finding("warning", "length-held", held.length.node, held.length.op, text, hint)
     batched = [info.name for info in inputs if 0 in info.open_axes]
     asked = [ranges.max[:1] for profile in profiles for name, ranges in profile.items() if name in batched]
@@ -262,14 +238,13 @@ def one_sample(held: TracedBatch, inputs: Sequence[TensorInfo], profiles: Sequen
         yield Finding(level, "batch-of-one", first.node, first.op, text, hint)
 
 
-def opset_findings(proto: ModelProto, can: Capabilities | None, generation: str) -> Iterator[Finding]:
+def opset_findings(proto: ModelProto, can: Capabilities, generation: str) -> Iterator[Finding]:
     """Compare the opset with the newest that a generation's parser reads well."""
-    opset, limit = opset_version(proto), can.max_opset if can else None
+    opset, limit = opset_version(proto), can.max_opset
     if limit is not None and opset > limit:
         text = f"opset {opset}; {generation} reads {limit} and older well"
-        yield Finding(
-            "warning", "opset-too-new", "", "", text, f"export with `opset={limit}`, or `fix=`, which lowers it"
-        )
+        hint = f"export with `opset={limit}`, or `fix=`, which lowers it"
+        yield Finding("warning", "opset-too-new", "", "", text, hint)
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
