@@ -118,8 +118,7 @@ def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> tup
         raise EngineMismatch(
             f"the graph of {name} isn't the one that {engine} was built from: {difference}; build an engine of it"
         )
-    digest = None if build.table is None else build.table.digest
-    same_scales = digest == (manifest.calibration or {}).get("digest")
+    same_scales = (build.table and build.table.digest) == (manifest.calibration or {}).get("digest")
     same = same_scales and build.model.fingerprint == manifest.source["sha256"]
     if not spec.get("refit") and not same:
         content = f"content {str(manifest.source['sha256'])[:16]}…; this is {build.model.fingerprint[:16]}…"

@@ -208,27 +208,25 @@ def check_overrides(overrides: Iterable[Override], nodes: Iterable[Any]) -> None
 
 @dataclass(frozen=True)
 class Setting:
-    """How TensorRT's builder gets an option: the metadata of its field in `BuildSpec`.
+    """The way of an option to TensorRT's builder: the metadata of its field in `BuildSpec`.
 
     Attributes:
         flag: the BuilderFlag that is set, or cleared, where the value isn't the default.
         attribute: of IBuilderConfig, which gets such a value.
-        method: of IBuilderConfig, which shows whether the option exists; `Generation` calls it.
         layers: it makes other layers, so that an engine built again to look into it needs the same value.
         lacking, instead: what a TensorRT without it can't, and what to do; empty: every TensorRT has it.
     """
 
     flag: str = ""
     attribute: str = ""
-    method: str = ""
     layers: bool = False
     lacking: str = ""
     instead: str = "drop it"
 
-    @property
-    def member(self) -> tuple[str, str]:
-        """Class and name in TensorRT's module that show whether it has the option."""
-        return ("BuilderFlag", self.flag) if self.flag else ("IBuilderConfig", self.attribute or self.method)
+    def known(self, trt: Any) -> bool:
+        """Tell whether a TensorRT module has it."""
+        kind, name = (trt.BuilderFlag, self.flag) if self.flag else (trt.IBuilderConfig, self.attribute or "__init__")
+        return hasattr(kind, name)
 
 
 def _setting(default: Any, **how: Any) -> Any:
@@ -256,10 +254,10 @@ class BuildSpec:
     targets: tuple[int, ...] = ()
     backend: str = "auto"
     calibrator: str = "trtopt"
-    workspace: int | None = _setting(None, method="set_memory_pool_limit", layers=True)
+    workspace: int | None = _setting(None, layers=True)
     optimization_level: int | None = _setting(None, attribute="builder_optimization_level", layers=True)
     max_aux_streams: int | None = _setting(None, attribute="max_aux_streams", layers=True)
-    timing_cache: Path | None = _setting(None, method="set_timing_cache", lacking="has no timing cache")
+    timing_cache: Path | None = _setting(None, lacking="has no timing cache")
     hardware_compatibility: str = _setting("none", layers=True)
     version_compatible: bool = _setting(
         False,
@@ -321,8 +319,8 @@ class BuildSpec:
         }
 
 
+# Option of `BuildSpec` → its way to the builder.
 SETTINGS = {item.name: item.metadata["setting"] for item in fields(BuildSpec) if item.metadata}
-"""Of `BuildSpec`'s options that TensorRT's builder gets: option → how."""
 
 
 @dataclass(frozen=True)
@@ -345,7 +343,7 @@ class Issue:
     reason: str
 
     def text(self, origin: str = "") -> str:
-        """For people; `origin`: where the node comes from, if the model has none of that name."""
+        """The issue in words; `origin`: where the node comes from, if the model has none of that name."""
         details = ", ".join(filter(None, (self.op, origin)))
         where = f"{self.node} ({details})" if details and self.node else self.node or details
         return f"{where}: {self.reason}" if where else self.reason

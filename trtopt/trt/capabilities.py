@@ -80,14 +80,10 @@ class Capabilities:
         return plain
 
 
-def _has(trt: Any, owner: str, member: str) -> bool:
-    return hasattr(getattr(trt, owner), member)
-
-
 def read(trt: Any) -> Capabilities:
     """Ask the module's own members, so that stand-ins and future minor versions answer for themselves."""
     types = trt.DataType
-    shown: dict[str, Any] = {name: _has(trt, *member) for name, member in _MEMBERS.items()}
+    shown: dict[str, Any] = {name: hasattr(getattr(trt, owner), member) for name, (owner, member) in _MEMBERS.items()}
     # 8.6 has the type FP8 and a flag, but its ONNX parser has none.
     more = [name for name in _TYPES if hasattr(types, name) and (shown["typed_graph"] or name != "FP8")]
     precisions = {Precision.FP32, Precision.FP16, Precision.INT8}
@@ -98,7 +94,7 @@ def read(trt: Any) -> Capabilities:
         targets = frozenset(int(match[1]) for match in matches if match)
     return Capabilities(
         **shown,
-        options=frozenset(name for name, item in _OPTIONAL.items() if _has(trt, *item.member)),
+        options=frozenset(name for name, item in _OPTIONAL.items() if item.known(trt)),
         precisions=frozenset(precisions),
         compute_targets=targets,
         hardware_levels=frozenset(

@@ -204,7 +204,7 @@ def _converted(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.LazyTensor:
 
 
 def _narrowed(content: NDArray[np.float32], target: ir.DataType) -> NDArray[np.generic]:
-    """Only sentinels reach past the type's largest number here; infinite, they would make NaN of 0 (FP32's own does)."""
+    """Clip what is beyond the type: only sentinels are here; infinite, they would make NaN of 0 (FP32's own does)."""
     if target is ir.DataType.FLOAT:
         return content
     dtype: Any = np.float16 if target is ir.DataType.FLOAT16 else ml_dtypes.bfloat16
