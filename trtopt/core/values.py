@@ -211,8 +211,7 @@ class Setting:
     """The way of an option to TensorRT's builder: the metadata of its field in `BuildSpec`.
 
     Attributes:
-        flag: the BuilderFlag that is set, or cleared, where the value isn't the default.
-        attribute: of IBuilderConfig, which gets such a value.
+        flag, attribute: BuilderFlag that is set or cleared, member of IBuilderConfig that gets what isn't the default.
         layers: it makes other layers, so that an engine built again to look into it needs the same value.
         lacking, instead: what a TensorRT without it can't, and what to do; empty: every TensorRT has it.
     """
@@ -319,7 +318,6 @@ class BuildSpec:
         }
 
 
-# Option of `BuildSpec` → its way to the builder.
 SETTINGS = {item.name: item.metadata["setting"] for item in fields(BuildSpec) if item.metadata}
 
 
