@@ -37,6 +37,7 @@ from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.op_types import SELECTING
 from trtopt.graph.passes.absorb import absorb
 from trtopt.graph.passes.opset import split_by_lengths
+from trtopt.graph.passes.result import Refused
 from trtopt.graph.passes.substitutes import substitute
 from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
@@ -174,21 +175,18 @@ def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
         if (light := _lightly(proto, most, apart, proto)) is not None:
             return light
     current = _undeclared(whole_copy(proto))  # onnx-ir renames tensors in the messages it was made from
-    marks = ["" if heavy else fingerprint(_restored(whole_copy(current), proto))]
-    for _ in range(ROUNDS):
+    mark = "" if heavy else fingerprint(_restored(whole_copy(current), proto))
+    for number in range(ROUNDS):
         current = _round(current, most, proto)
         if heavy:
             gc.collect()  # the library's graphs are cycles with all weights in them
-        mark = fingerprint(current)
-        if mark == marks[-1]:
+        before, mark = mark, fingerprint(current)
+        if mark == before:
             return current
-        if mark in marks:
-            break
-        marks.append(mark)
         if heavy and (light := _lightly(current, most, APART, proto)) is not None:
             return light
-        phase.detail(f"round {len(marks)}")
-    raise ModelError(f"folding doesn't settle: the graph still changes after {len(marks)} rounds")
+        phase.detail(f"round {number + 2}")
+    raise ModelError(f"folding doesn't settle: the graph still changes after {ROUNDS} rounds")
 
 
 def _round(current: ModelProto, most: int, original: ModelProto) -> ModelProto:
@@ -317,7 +315,8 @@ def _split_as_written(model: ir.Model) -> None:
     opset, editor = opset_of(model), Editor(model)
     for node in [node for node in model.graph.all_nodes() if node.op_type == "Split" and not node.domain]:
         if opset < 18:
-            split_by_lengths(node, editor)
+            with contextlib.suppress(Refused):
+                split_by_lengths(node, editor)
         if opset < 13 and (lengths := constant(operand(node, 1))) is not None:
             node.resize_inputs(1)
             node.attributes["split"] = ir.AttrInt64s("split", lengths.tolist())
@@ -327,15 +326,14 @@ def _float_biases(model: ir.Model) -> None:
     """INT32 biases behind DequantizeLinear, as ONNX Runtime's quantizer writes them: TensorRT has floating ones alone."""
     for node in [node for node in model.graph.all_nodes() if node.op_type == "DequantizeLinear" and not node.domain]:
         codes, scale, zero = (constant_tensor(operand(node, slot)) for slot in range(3))
-        if codes is None or codes.dtype != ir.DataType.INT32 or scale is None or scale.dtype != ir.DataType.FLOAT:
+        if codes is None or scale is None or (codes.dtype, scale.dtype) != (ir.DataType.INT32, ir.DataType.FLOAT):
             continue
-        if len(codes.shape) > 1 or (operand(node, 2) is not None and (zero is None or zero.numpy().any())):
-            continue  # more than a bias; a zero point of INT32 is zero
-        if scale.size not in (1, codes.size):
-            continue
+        if len(codes.shape) > 1 or scale.size not in (1, codes.size):
+            continue  # more than a bias
+        if operand(node, 2) is not None and (zero is None or zero.numpy().any()):
+            continue  # a zero point of INT32 is zero
         bias = ir.tensor((codes.numpy().astype(np.float32) * scale.numpy().reshape(-1)).reshape(codes.shape.numpy()))
-        made = ir.Node("", "Constant", [], [ir.AttrTensor("value", bias)])
-        made.outputs[0].dtype, made.outputs[0].shape = bias.dtype, bias.shape
+        made = ir.node("Constant", [], {"value": bias})
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
 
 
@@ -346,18 +344,16 @@ def _cast_pixels(model: ir.Model) -> None:
         while (moved := _cast_beside(node)) is not None:
             node = moved
     for source in model.graph.inputs:
-        readers = [use.node for use in source.uses()]
-        casts = [
-            node
-            for node in readers
-            if node.op_type == "Cast" and node.graph is model.graph and attribute(node, "to") in _PIXELS
-        ]
-        sizes_of = [node for node in readers if node.op_type in ("Shape", "Size")]
-        if source.dtype == ir.DataType.UINT8 and sizes_of and len(casts) == 1 == len(readers) - len(sizes_of):
-            model.graph.remove(casts)
-            model.graph.insert_before(model.graph[0], casts)
+        sizes_of = [use.node for use in source.uses() if use.node.op_type in ("Shape", "Size")]
+        others = [use.node for use in source.uses() if use.node not in sizes_of]
+        if source.dtype is not ir.DataType.UINT8 or not sizes_of or [node.op_type for node in others] != ["Cast"]:
+            continue
+        (cast,) = others
+        if cast.graph is model.graph and attribute(cast, "to") in _PIXELS:
+            model.graph.remove(cast)
+            model.graph.insert_before(model.graph[0], cast)
             for node in sizes_of:
-                node.replace_input_with(0, casts[0].outputs[0])
+                node.replace_input_with(0, cast.outputs[0])
 
 
 def _cast_beside(node: ir.Node) -> ir.Node | None:
@@ -389,9 +385,8 @@ def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
     proto.domain, proto.doc_string = original.domain, original.doc_string
     graph.name, graph.doc_string = original.graph.name or "graph", original.graph.doc_string
     used = {node.domain for node in all_nodes(graph)}
-    for field in ("metadata_props", "opset_import"):
-        content = [item for item in getattr(original, field) if field != "opset_import" or item.domain in {"", *used}]
-        refill(getattr(proto, field), content)
+    refill(proto.metadata_props, original.metadata_props)
+    refill(proto.opset_import, [item for item in original.opset_import if item.domain in {"", *used}])
     initializers = {tensor.name for tensor in original.graph.initializer}
     refill(graph.input, [value for value in original.graph.input if value.name not in initializers])
     refill(graph.output, original.graph.output)

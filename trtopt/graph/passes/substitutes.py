@@ -24,15 +24,14 @@ def substitute(model: ir.Model) -> None:
     editor = Editor(model)
     for node in [node for node in model.graph.all_nodes() if node.op_type in _INVERSE and not node.domain]:
         if all(value is not None and value.dtype is not None and value.dtype.is_integer() for value in node.inputs):
-            line, (old,) = Line(editor, node), node.outputs
+            line = Line(editor, node)
             result = line("Not", line(_INVERSE[node.op_type], *node.inputs))
-            result.type, result.shape = old.type or result.type, old.shape or result.shape
-            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, [old], [result])
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [result])
 
 
 def sum_by_products(model: ir.Model) -> PassResult:
     """Scatters that add, as products; what goes along other axes than one stays as it is."""
-    editor, changes = Editor(model), dict[str, str]()
+    editor, changes = Editor(model), list[str]()
     for node in list(model.graph.all_nodes()):
         if node.domain or attribute(node, "reduction", "none") != "add" or opset_of(model) < 13:
             continue
@@ -40,7 +39,7 @@ def sum_by_products(model: ir.Model) -> PassResult:
         rule = {"ScatterND": _scattered_rows, "ScatterElements": _scattered_elements}.get(node.op_type)
         if rule is not None and (result := rule(line, node)) is not None:
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [result])
-            changes[str(node.name)] = str(line.nodes[-1].name)
+            changes.append(str(node.name))
     return PassResult(model, changes)
 
 
@@ -50,7 +49,7 @@ def _scattered_rows(line: Line, node: ir.Node) -> ir.Value | None:
     form, places = sizes(data), sizes(indices)
     if form is None or places is None or places[-1] != 1:
         return None
-    rows = line("Reshape", indices, line.number([-1], np.int64))
+    rows = line("Reshape", indices, line.integers([-1]))
     return line("Add", data, _summed(line, data, rows, updates))
 
 
@@ -73,7 +72,7 @@ def _scattered_elements(line: Line, node: ir.Node) -> ir.Value | None:
         others = [place for place in range(len(form)) if place != axis]
         if any(data.shape[place] != updates.shape[place] or data.shape[place] is None for place in others):
             return None  # a part of the data alone
-    rows = line("Reshape", source, line.number([-1], np.int64))
+    rows = line("Reshape", source, line.integers([-1]))
     order = [axis, *(place for place in range(len(form)) if place != axis)]
     turned, moved = (line("Transpose", item, perm=order) for item in (data, updates))
     total = _summed(line, turned, rows, moved)
@@ -83,15 +82,15 @@ def _scattered_elements(line: Line, node: ir.Node) -> ir.Value | None:
 def _summed(line: Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir.Value:
     """Return what `updates`, one for each of `rows`, add to each row of `data`, in its shape."""
     shape = line("Shape", data)
-    length = line("Gather", shape, line.number([0], np.int64), axis=0)
-    count = line("Squeeze", length, line.number([0], np.int64))
+    length = line("Gather", shape, line.integers([0]), axis=0)
+    count = line("Squeeze", length, line.integers([0]))
     rows = line("Cast", rows, to=int(ir.DataType.INT64))
-    rows = line("Where", line("Less", rows, line.number(0, np.int64)), line("Add", rows, count), rows)
-    places = line("Range", line.number(0, np.int64), count, line.number(1, np.int64))
-    column = line("Unsqueeze", places, line.number([1], np.int64))
+    rows = line("Where", line("Less", rows, line.integers(0)), line("Add", rows, count), rows)
+    places = line("Range", line.integers(0), count, line.integers(1))
+    column = line("Unsqueeze", places, line.integers([1]))
     # ONNX's inference, which work is counted by, doesn't find the length of a Range.
-    column = line("Expand", column, line("Concat", length, line.number([1], np.int64), axis=0))
-    goes = line("Equal", column, line("Unsqueeze", rows, line.number([0], np.int64)))
-    flat = line("Concat", line("Shape", rows), line.number([-1], np.int64), axis=0)
+    column = line("Expand", column, line("Concat", length, line.integers([1]), axis=0))
+    goes = line("Equal", column, line("Unsqueeze", rows, line.integers([0])))
+    flat = line("Concat", line("Shape", rows), line.integers([-1]), axis=0)
     total = line("MatMul", line("Cast", goes, to=int(updates.dtype or _FLOAT)), line("Reshape", updates, flat))
     return line("Reshape", total, shape)
