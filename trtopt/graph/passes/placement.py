@@ -9,7 +9,7 @@ reads INT8; pooling reads INT8; nothing is quantized at the network's outputs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,8 +65,7 @@ class Points:
         return tuple(self.reads)
 
 
-@dataclass(frozen=True)
-class _Gate:
+class _Gate(NamedTuple):
     """A squeeze-and-excite block: a tensor, its mean over the image, convolutions of that, and the product of both ends."""
 
     product: ir.Node
@@ -75,10 +74,14 @@ class _Gate:
 
 
 class _Asked(NamedTuple):
+    """The arguments of `find_points`, the nodes of `_first`, and node → why it isn't quantized, as found by quantizing it."""
+
     precision: Precision
     base: Precision
     excluded: Mapping[str, str]
     gates: Sequence[_Gate]
+    first: Set[ir.Node]
+    barred: dict[str, str]
 
 
 def find_points(
@@ -105,11 +108,11 @@ def find_points(
             and the convolutions of one pixel.
     """
     blocks = [item for item in _gates(model) if item.product.name in gates] if gates else []
-    asked = _Asked(precision, base, excluded or {}, blocks)
-    barred, bare, between = dict[str, str](), set[str](), between or {}
+    asked = _Asked(precision, base, excluded or {}, blocks, _first(model.graph), {})
+    bare, between = set[str](), between or {}
     while True:
         search = Reads(model.graph, overrides, bare)
-        weights, kept = _layers(asked, search, barred)
+        weights, kept = _layers(asked, search)
         if precision is Precision.INT8:
             for gate in blocks:
                 search.read(gate.product, 0, 1)
@@ -122,10 +125,14 @@ def find_points(
             if _operator(node) in between and search.gives_floats(_result(node) if blocks else _end(node))
         }
         floats = _floating_ends(search) & search.reads.keys() if GROUPED in between else set()
-        if giving.keys() <= barred.keys() and not floats:  # what is left of them was asked for by name
-            return _points(search, weights, kept, precision)
-        barred.update(giving)
+        if giving.keys() <= asked.barred.keys() and not floats:  # what is left of them was asked for by name
+            break
+        asked.barred.update(giving)
         bare |= floats
+    values = (*search.graph.inputs, *(value for node in search.graph for value in node.outputs))
+    reads = {str(value.name): tuple(search.reads[value.name]) for value in values if value.name in search.reads}
+    quantized = tuple(str(node.name) for node in search.quantized)
+    return Points(reads, tuple(weights), search.groups, quantized, tuple(kept), precision)
 
 
 def gates_of(model: ir.Model) -> tuple[str, ...]:
@@ -152,16 +159,9 @@ def _gates(model: ir.Model) -> list[_Gate]:
     return gates
 
 
-def _points(search: Reads, weights: Sequence[Weight], kept: Sequence[Kept], precision: Precision) -> Points:
-    values = (*search.graph.inputs, *(value for node in search.graph for value in node.outputs))
-    reads = {str(value.name): tuple(search.reads[value.name]) for value in values if value.name in search.reads}
-    quantized = tuple(str(node.name) for node in search.quantized)
-    return Points(reads, tuple(weights), search.groups, quantized, tuple(kept), precision)
-
-
-def _layers(asked: _Asked, search: Reads, barred: Mapping[str, str]) -> tuple[list[Weight], list[Kept]]:
+def _layers(asked: _Asked, search: Reads) -> tuple[list[Weight], list[Kept]]:
     """Decide on convolutions and products: the weights that are quantized, and the nodes that aren't."""
-    weights, kept, first = list[Weight](), list[Kept](), _first(search.graph)
+    weights, kept = list[Weight](), list[Kept]()
     for node in search.graph:
         data, name, reason = node.inputs[0] if node.inputs else None, str(node.name), ""
         if node.domain or data is None or node.op_type not in (*WEIGHTED, *RECURRENT):
@@ -176,8 +176,7 @@ def _layers(asked: _Asked, search: Reads, barred: Mapping[str, str]) -> tuple[li
         elif precision is not None and not precision.quantized:
             reason, base = f"`precision_override=` asks for {precision}", precision
         else:
-            rules = _reasons(asked, search, node, forced=precision is not None, first=node in first, barred=barred)
-            reason = next(filter(None, rules), "")
+            reason = next(filter(None, _reasons(asked, search, node, forced=precision is not None)), "")
         if reason:
             kept.append(Kept(name, node.op_type, base, reason))
             continue
@@ -192,21 +191,12 @@ def _layers(asked: _Asked, search: Reads, barred: Mapping[str, str]) -> tuple[li
     return weights, kept
 
 
-def _reasons(
-    asked: _Asked, search: Reads, node: ir.Node, *, forced: bool, first: bool, barred: Mapping[str, str]
-) -> Iterator[str]:
-    """Return why a layer isn't quantized, or nothing, rule by rule.
-
-    Args:
-        forced: its user asks for it.
-        first: see `_first`.
-        barred: node → why not, as found out by quantizing it.
-    """
+def _reasons(asked: _Asked, search: Reads, node: ir.Node, *, forced: bool) -> Iterator[str]:
+    """Return why a layer isn't quantized, or nothing, rule by rule; `forced`: its user asks for it."""
     data, tensor = node.inputs[0], constant_tensor(node.inputs[1])
-    assert data is not None
     yield asked.excluded.get(_operator(node), "")
     if not forced:
-        yield barred.get(str(node.name), "")
+        yield asked.barred.get(str(node.name), "")
     if data.name in search.bare:
         yield BEHIND_FLOATS
     if data.dtype == ir.DataType.DOUBLE:
@@ -227,30 +217,23 @@ def _reasons(
         if node.op_type == "Gemm" and attribute(node, "transA", 0):
             yield "Gemm with transA=1"
         if not forced and not any(node in gate.convolutions for gate in asked.gates):
-            yield _too_small(asked.precision, node, weight, first)
+            yield _too_small(asked.precision, node, weight, node in asked.first)
 
 
 def _groups(node: ir.Node) -> int:
     return int(attribute(node, "group", 1))
 
 
-def _is_grouped(node: ir.Node) -> bool:
-    return node.op_type == "Conv" and _groups(node) > 1
-
-
 def _operator(node: ir.Node) -> str:
     """Return what targets that can't run some operators quantized call a node's."""
-    return GROUPED if _is_grouped(node) else node.op_type
+    return GROUPED if node.op_type == "Conv" and _groups(node) > 1 else str(node.op_type)
 
 
 def _floating_ends(search: Reads) -> set[str]:
     """Return the results of floating convolutions that are grouped or have a Clip behind them."""
     ends = {node: _end(node) for node in search.graph if node.op_type == "Conv" and node not in search.quantized}
-    return {
-        str(end.name)
-        for node, end in ends.items()
-        if _is_grouped(node) or ((last := end.producer()) is not None and last.op_type == "Clip")
-    }
+    floats = [end for node, end in ends.items() if _operator(node) == GROUPED or end.producer().op_type == "Clip"]
+    return {str(end.name) for end in floats}
 
 
 def _end(node: ir.Node) -> ir.Value:
@@ -292,7 +275,7 @@ def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], fir
         if shape is not None and len(shape) > 2 and all(size == 1 for size in shape[2:]):
             return "its input is 1×1 (squeeze-and-excite): memory-bound"
         worthwhile = first and precision is Precision.INT8  # of FP8, those of fewer channels run in FP16 all the same
-        if not worthwhile and not _is_grouped(node) and min(out_channels, in_channels) < MIN_CHANNELS:
+        if not worthwhile and _groups(node) == 1 and min(out_channels, in_channels) < MIN_CHANNELS:
             return f"{in_channels} → {out_channels} channels: {useless}"
         return ""
     if node.op_type == "ConvTranspose":
