@@ -64,6 +64,7 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
     Raises:
         ModelError: ONNX fails to write them out, or what it writes isn't the same.
     """
+    what = f"{', '.join(operators)} can't be written out"
     light, opset = skeleton(proto, LARGE, external="weights"), opset_version(proto)
     types = {name: value.type.SerializeToString() for name, value in inferred_values(proto).items()}
     for tensor in (tensor for graph in all_graphs(light.graph) for tensor in graph.initializer):
@@ -80,14 +81,12 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
                 node.domain, node.op_type = body.domain, body.name
         made = onnx.inliner.inline_local_functions(light)
     except Exception as error:  # ONNX's errors have no common base
-        raise ModelError(
-            f"{', '.join(operators)} can't be written out: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise ModelError(f"{what}: {' '.join(str(error).split())[:300]}") from error
     refill(made.opset_import, [entry for entry in made.opset_import if entry.domain != _OWN])
     put_back(made, proto)
     name_nodes(made)
     if problem := fault(proto, made):
-        raise ModelError(f"{', '.join(operators)} can't be written out: {problem}")
+        raise ModelError(f"{what}: {problem}")
     return made
 
 
