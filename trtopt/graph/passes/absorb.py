@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from trtopt.graph.op_types import WEIGHTED
 from trtopt.graph.passes.result import set_input
 from trtopt.graph.view import (
     Editor,
@@ -26,7 +27,6 @@ from trtopt.graph.view import (
 )
 
 _Array = NDArray[Any]
-_MAKERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def absorb(model: ir.Model) -> None:
@@ -47,7 +47,7 @@ def _maker(node: ir.Node) -> ir.Node | None:
         return None
     for value in node.inputs if node.op_type in ("Mul", "Add") else node.inputs[:1]:
         maker = value.producer() if value is not None and read_once(value) else None
-        if maker is not None and maker.op_type in _MAKERS and not maker.domain and maker.graph is node.graph:
+        if maker is not None and maker.op_type in WEIGHTED and not maker.domain and maker.graph is node.graph:
             return maker
     return None
 

@@ -18,7 +18,6 @@ from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor
 
 OPSET = 7  # the first one in which Add and Mul broadcast
-ARITHMETIC = ("Add", "Mul")
 _KEY = "trtopt.embedded"
 
 
@@ -69,7 +68,7 @@ def arithmetic(proto: onnx.ModelProto) -> list[str]:
     """Return the nodes by which `embed` made a graph scale pixels, in FP32 whatever the rest is; else none."""
     embedded = embedded_in(proto)
     constants = () if embedded is None else (f"{embedded.input}_factor", f"{embedded.input}_offset")
-    nodes = (node for node in proto.graph.node if node.op_type in ARITHMETIC)
+    nodes = (node for node in proto.graph.node if node.op_type in ("Add", "Mul"))
     return [node.name for node in nodes if any(name in constants for name in node.input)]
 
 

@@ -23,11 +23,6 @@ from trtopt.graph.view import attribute, channel_axes, constant_tensor, is_const
 
 GROUPED = "grouped Conv"  # an operator of its own where targets exclude operators
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
-BEHIND_FLOATS = (
-    "its input comes right from a convolution in floating point that is grouped or has a Clip behind it, and TensorRT 8.6 "
-    "quantizes that wrongly"
-)
-UNTYPED = "the type of what it reads isn't known: an operator of another domain made it"
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
 
 
@@ -170,7 +165,7 @@ def _layers(asked: _Asked, search: Reads) -> tuple[list[Weight], list[Kept]]:
         if node.op_type in RECURRENT:
             reason = f"{node.op_type} is never quantized"
         elif data.dtype is None:
-            reason = UNTYPED
+            reason = "the type of what it reads isn't known: an operator of another domain made it"
         elif not is_float(data):
             continue
         elif precision is not None and not precision.quantized:
@@ -198,7 +193,8 @@ def _reasons(asked: _Asked, search: Reads, node: ir.Node, *, forced: bool) -> It
     if not forced:
         yield asked.barred.get(str(node.name), "")
     if data.name in search.bare:
-        yield BEHIND_FLOATS
+        floats = "its input comes right from a convolution in floating point that is grouped or has a Clip behind it"
+        yield f"{floats}, and TensorRT 8.6 quantizes that wrongly"
     if data.dtype == ir.DataType.DOUBLE:
         yield "it computes in float64, which TensorRT makes float32: export the model in float32"
     if is_constant(data):
@@ -268,10 +264,9 @@ def _first(graph: ir.Graph) -> set[ir.Node]:
 
 def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], first: bool) -> str:
     """Return why quantizing doesn't pay for this layer, or an empty string."""
-    useless = f"under {MIN_CHANNELS}, {str(precision).upper()} doesn't pay"
+    useless, shape = f"under {MIN_CHANNELS}, {str(precision).upper()} doesn't pay", sizes(node.inputs[0])
     if node.op_type == "Conv":
         out_channels, in_channels = weight[0], weight[1] * _groups(node)
-        shape = sizes(node.inputs[0])
         if shape is not None and len(shape) > 2 and all(size == 1 for size in shape[2:]):
             return "its input is 1×1 (squeeze-and-excite): memory-bound"
         worthwhile = first and precision is Precision.INT8  # of FP8, those of fewer channels run in FP16 all the same
@@ -282,7 +277,6 @@ def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], fir
         channels = min(weight[0], weight[1] * _groups(node))
         return f"{channels} channels: {useless}" if channels < MIN_CHANNELS else ""
     k, n = (weight[axis] for axis in channel_axes(node))
-    shape = sizes(node.inputs[0])
     rows = shape[:-1] if shape else (None,)
     if all(size == 1 for size in rows):
         return "one row (matrix × vector): memory-bound"

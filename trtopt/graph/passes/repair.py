@@ -41,8 +41,6 @@ class Repair:
         one, two = (np.zeros(0) if item.bias is None else item.bias for item in (self, other))
         return np.array_equal(self.offsets, other.offsets) and np.array_equal(one, two)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def nearest(content: NDArray[np.float32], axis: int | None) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """The nearest codes of a weight, and their scales in a shape that multiplies with them."""

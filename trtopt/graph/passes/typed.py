@@ -50,7 +50,6 @@ _WITHOUT = {
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _GUARDED = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}  # what zero makes infinite, and in which slot
 _LEAST = 2.0**-25  # half of the smallest number that FP16 holds
-_CAST_OPSET = 17  # for models that import none: what every generation reads
 
 
 def typed_opset(base: Precision, quantized: bool) -> int:
@@ -137,7 +136,7 @@ def to_typed(
     if base is Precision.FP32:
         return PassResult(model)
     if not opset_of(model):
-        model.opset_imports[""] = _CAST_OPSET
+        model.opset_imports[""] = 17  # for its casts: what every generation reads
     kept = _kept(model, base, overrides, measured or {}, typed=True)
     typing = Typing(model, base, io_fp32, kept)
     typing.apply()
