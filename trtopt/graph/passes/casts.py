@@ -141,8 +141,7 @@ class Typing(Editor):
         held = attribute(node, "value")
         content = constant(node.outputs[0]) if held is None else held.numpy()
         content = np.zeros(1) if content is None else content  # zero is a ConstantOfShape's own
-        for name in [name for name in node.attributes if name.startswith("value")]:
-            node.attributes.pop(name)
+        node.attributes.clear()  # of their value alone, in one form or another
         node.attributes["value"] = ir.AttrTensor("value", _narrowed(content, dtype))
 
     def _as(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:

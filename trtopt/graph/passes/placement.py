@@ -138,17 +138,16 @@ def gates_of(model: ir.Model) -> tuple[str, ...]:
 def _gates(model: ir.Model) -> list[_Gate]:
     gates = []
     for node in model.graph:
-        if node.op_type != "Mul" or node.domain or any(value is None for value in node.inputs):
+        if node.op_type != "Mul" or node.domain:
             continue
-        for slot, other in ((0, 1), (1, 0)):
-            end, convolutions = node.inputs[slot], list[ir.Node]()
-            maker = end.producer() if end is not None and read_once(end) else None
+        for end, other in (node.inputs, node.inputs[::-1]):
+            maker, convolutions = end.producer() if read_once(end) else None, list[ir.Node]()
             while maker is not None and not is_image_mean(maker):
                 convolutions += [maker] * (maker.op_type == "Conv")
                 within = maker.op_type in ("Conv", *SIGMOIDS, *FUSED_ACTIVATIONS) or preserves(maker)
                 value = maker.inputs[0] if within else activation_of(maker)
                 maker = None if value is None else value.producer()
-            if maker is not None and convolutions and maker.inputs[0] is node.inputs[other]:
+            if maker is not None and convolutions and maker.inputs[0] is other:
                 gates.append(_Gate(node, tuple(convolutions), maker))
                 break
     return gates

@@ -96,10 +96,7 @@ def typed_already(model: ir.Model) -> Precision | None:
 
 
 def keep_fp32(
-    model: ir.Model,
-    base: Precision,
-    overrides: Sequence[Override] = (),
-    measured: Mapping[str, str] | None = None,
+    model: ir.Model, base: Precision, overrides: Sequence[Override] = (), measured: Mapping[str, str] | None = None
 ) -> tuple[Kept, ...]:
     """Nodes that must not run in `base`: what would overflow, what computes shapes, what the user named.
 
