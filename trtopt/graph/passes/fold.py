@@ -37,8 +37,7 @@ from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.op_types import SELECTING
 from trtopt.graph.passes.absorb import absorb
 from trtopt.graph.passes.opset import split_by_lengths
-from trtopt.graph.passes.result import Refused
-from trtopt.graph.passes.substitutes import substitute
+from trtopt.graph.passes.result import Line, Refused
 from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
     LARGE,
@@ -76,6 +75,7 @@ ROUNDS = 12  # every model seen settles in two or three
 HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
 _PIXELS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # what TensorRT casts uint8 to and from
+_INVERSE = {"LessOrEqual": "Greater", "GreaterOrEqual": "Less"}
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 
 
@@ -126,10 +126,9 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
     """Fold constants, BatchNormalization and Pad into Conv, and drop what does nothing.
 
     Input and output names, their dimension names, and the model's own metadata stay; where samples aren't on the inputs' first
-    axes, that is added to it. Nodes keep their names where they
-    live on (a fused Conv keeps the Conv's), and every node ends up with a unique one. The result is deterministic, the
-    same in every process, and folding it again gives the same bytes. Where a library fails on the model, or changes it,
-    less is folded, down to nothing, and the report says why.
+    axes, that is added to it. Nodes keep their names where they live on (a fused Conv keeps the Conv's), and every node ends
+    up with a unique one. The result is deterministic, the same in every process, and folding it again gives the same bytes.
+    Where a library fails on the model, or changes it, less is folded, down to nothing, and the report says why.
 
     Args:
         proto: a valid model (see `load_model`); it isn't changed.
@@ -164,11 +163,7 @@ def _constant_bytes(proto: ModelProto) -> int:
 
 
 def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
-    """`proto` after as many rounds as change it.
-
-    Raises:
-        ModelError: it doesn't settle, or the library fails on it.
-    """
+    """`proto` after as many rounds as change it. ModelError: it doesn't settle, or the library fails on it."""
     most = max(TOTAL, 2 * _constant_bytes(proto))
     heavy = sum(map(tensor_size, proto.graph.initializer)) > HEAVY
     for apart in (LARGE, APART) if heavy else ():
@@ -244,11 +239,7 @@ def _count(proto: ModelProto) -> dict[str, int]:
 
 
 def _evaluate(proto: ModelProto, most: int) -> ModelProto:
-    """Fold constants with ONNX's reference evaluator; remove identities, duplicates and dead nodes.
-
-    Args:
-        most: bytes of all constants together, at the end.
-    """
+    """Fold constants, to `most` bytes in all, with ONNX's reference evaluator; remove identities, duplicates, dead nodes."""
     from onnxscript import optimizer
 
     model = read_ir(proto)
@@ -258,7 +249,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
         proto = ir.to_proto(model)
     _refuse(proto)
     infer_into(model, proto)
-    substitute(model)
+    _compare_strictly(model)
     _float_biases(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
@@ -320,6 +311,18 @@ def _split_as_written(model: ir.Model) -> None:
         if opset < 13 and (lengths := constant(operand(node, 1))) is not None:
             node.resize_inputs(1)
             node.attributes["split"] = ir.AttrInt64s("split", lengths.tolist())
+
+
+def _compare_strictly(model: ir.Model) -> None:
+    """Compare integers without "or equal": they aren't greater, or not less. TensorRT-RTX 1.7.1's builder ends the process (a
+    segmentation fault) at a decoder's step that puts keys and values where `places == position` and attends where
+    `places <= position`. Floats stay: NaN is neither."""
+    editor = Editor(model)
+    for node in [node for node in model.graph.all_nodes() if node.op_type in _INVERSE and not node.domain]:
+        if all(value is not None and value.dtype is not None and value.dtype.is_integer() for value in node.inputs):
+            line = Line(editor, node)
+            result = line("Not", line(_INVERSE[node.op_type], *node.inputs))
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [result])
 
 
 def _float_biases(model: ir.Model) -> None:
@@ -405,9 +408,8 @@ def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
     known, taken = {node.name for node in producer.values()}, set[str]()
     for node in all_nodes(proto.graph):
         output = next(iter(node.output), "")
-        counted = node.name.startswith("node_") and node.name not in known  # by onnx-ir, otherwise each time
         if output in producer and producer[output].op_type == node.op_type:
             node.name = producer[output].name  # a branch that was decided, or inlined, has another
-        elif counted:
+        elif node.name.startswith("node_") and node.name not in known:  # counted by onnx-ir, otherwise each time
             node.name = ""
         node.name = unique(node.name or f"{node.op_type}_{output}", taken)
