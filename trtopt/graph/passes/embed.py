@@ -53,11 +53,9 @@ def embed(model: ir.Model, embedded: Embedded) -> PassResult:
     if prepared.dtype is not ir.DataType.FLOAT:
         steps.append(("Cast", [], {"to": prepared.dtype}))
 
-    nodes = []
-    for number, (op, constants, attributes) in enumerate(steps):
-        last = number == len(steps) - 1
-        output = prepared if last else f"{name}_{op.lower()}"
-        nodes.append(editor.node(op, [value, *constants], output, None if last else ir.DataType.FLOAT, **attributes))
+    nodes, outputs = [], [*(f"{name}_{op.lower()}" for op, _, _ in steps[:-1]), prepared]
+    for (op, constants, attributes), output in zip(steps, outputs):
+        nodes.append(editor.node(op, [value, *constants], output, ir.DataType.FLOAT, **attributes))
         value = nodes[-1].outputs[0]
     graph.insert_before(graph[0], nodes)
     model.metadata_props[_KEY] = json.dumps(embedded.describe(), sort_keys=True)

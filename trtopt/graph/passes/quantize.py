@@ -114,7 +114,7 @@ def insert_qdq(
             hold a scale.
     """
     check_scales(points, amax)
-    writer = Writer(model, points.precision, base)
+    editor = Editor(model)
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     nodes = {str(node.name): node for node in model.graph}
     for name, readers in points.reads.items():
@@ -124,14 +124,14 @@ def insert_qdq(
                 f"{name} reaches {amax[name]:.4g}, whose scale {str(base).upper()} can't hold: build with `bf16=True` "
                 "besides, or keep its readers out with `precision_override=`"
             )
-        dequantized = writer.pair(values[name], scale)
+        dequantized = _pair(editor, values[name], scale, points.precision)
         for node_name, slot in readers:
             nodes[node_name].replace_input_with(slot, dequantized)
     weights: dict[tuple[str, int | None], ir.Value] = {}
     for weight in points.weights:
         key, node = (weight.name, weight.axis), nodes[weight.node]
         if key not in weights:
-            weights[key] = writer.weight(node.inputs[weight.slot], weight)
+            weights[key] = _weight(editor, node.inputs[weight.slot], weight, points.precision, base)
         node.replace_input_with(weight.slot, weights[key])
         if node.op_type in ("Conv", "ConvTranspose") and attribute(node, "kernel_shape") is None:
             # ONNX takes it from the weight; TensorRT 8.6 doesn't where the weight isn't a constant (seen on an H200).
@@ -142,50 +142,48 @@ def insert_qdq(
     return PassResult(model, changed | {weight.node for weight in points.weights})
 
 
-class Writer(Editor):
-    """Adds quantization nodes beside what they quantize, with names that tell where they belong."""
+def _pair(editor: Editor, value: ir.Value, scale: NDArray[np.float32], precision: Precision) -> ir.Value:
+    """Q and DQ, one scale, right behind the producer of `value`; returns what its readers read."""
+    name, dtype = str(value.name), np.dtype(_STORED[precision])
+    parameters = _parameters(editor, name, scale, dtype)
+    codes = f"{name}_quantized", ir.DataType.from_numpy(dtype), value.shape
+    quantize = editor.node("QuantizeLinear", [value, *parameters], *codes)
+    dequantize = _dequantize(editor, name, quantize.outputs[0], parameters)
+    editor.put_behind(value, [quantize, dequantize])
+    return dequantize.outputs[0]
 
-    def __init__(self, model: ir.Model, precision: Precision, base: Precision) -> None:
-        super().__init__(model)
-        self.precision, self.base = precision, base
 
-    def pair(self, value: ir.Value, scale: NDArray[np.float32]) -> ir.Value:
-        """Q and DQ, one scale, right behind the producer of `value`; returns what its readers read."""
-        dtype = np.dtype(_STORED[self.precision])
-        parameters = self._parameters(str(value.name), scale, dtype)
-        codes = f"{value.name}_quantized", ir.DataType.from_numpy(dtype), value.shape
-        quantize = self.node("QuantizeLinear", [value, *parameters], *codes)
-        dequantize = self._dequantize(str(value.name), quantize.outputs[0], parameters)
-        self.put_behind(value, [quantize, dequantize])
-        return dequantize.outputs[0]
+def _weight(editor: Editor, value: ir.Value | None, weight: Weight, precision: Precision, base: Precision) -> ir.Value:
+    """DQ over the codes of a constant; returns its output."""
+    content = constant(value)
+    assert content is not None  # find_points only names constants
+    weights = np.asarray(content, np.float32)
+    if not np.isfinite(weights).all():
+        raise CalibrationError(
+            f"the weight {weight.name} of {weight.node} holds NaN or infinity: export the model again from good weights"
+        )
+    scale = round_scale(weight_scales(weights, weight.axis, precision), base)
+    if not np.isfinite(scale).all():
+        raise CalibrationError(
+            f"the weight {weight.name} of {weight.node} reaches {np.abs(weights).max():.4g}, whose scale {str(base).upper()} "
+            f"can't hold: build with `bf16=True` besides, or keep it out with `precision_override='{weight.node}=fp32'`"
+        )
+    codes = quantize_weight(weights, scale, weight.axis, precision)
+    held = editor.constant(f"{weight.name}_quantized", codes)
+    parameters = _parameters(editor, weight.name, scale, codes.dtype)
+    node = _dequantize(editor, weight.name, held, parameters, weight.axis)
+    editor.graph.insert_before(editor.graph[0], [node])
+    return node.outputs[0]
 
-    def weight(self, value: ir.Value | None, weight: Weight) -> ir.Value:
-        """DQ over the codes of a constant; returns its output."""
-        content = constant(value)
-        assert content is not None  # find_points only names constants
-        weights = np.asarray(content, np.float32)
-        if not np.isfinite(weights).all():
-            raise CalibrationError(
-                f"the weight {weight.name} of {weight.node} holds NaN or infinity: export the model again from good weights"
-            )
-        scale = round_scale(weight_scales(weights, weight.axis, self.precision), self.base)
-        if not np.isfinite(scale).all():
-            raise CalibrationError(
-                f"the weight {weight.name} of {weight.node} reaches {np.abs(weights).max():.4g}, whose scale "
-                f"{str(self.base).upper()} can't hold: build with `bf16=True` besides, or keep it out with "
-                f"`precision_override='{weight.node}=fp32'`"
-            )
-        codes = quantize_weight(weights, scale, weight.axis, self.precision)
-        held, along_axis = self.constant(f"{weight.name}_quantized", codes), {"axis": weight.axis}
-        parameters = self._parameters(weight.name, scale, codes.dtype)
-        node = self._dequantize(weight.name, held, parameters, **({} if weight.axis is None else along_axis))
-        self.graph.insert_before(self.graph[0], [node])
-        return node.outputs[0]
 
-    def _dequantize(self, name: str, codes: ir.Value, parameters: Sequence[ir.Value], **attributes: Any) -> ir.Node:
-        output = f"{name}_dequantized", ir.DataType.FLOAT, codes.shape
-        return self.node("DequantizeLinear", [codes, *parameters], *output, **attributes)
+def _dequantize(
+    editor: Editor, name: str, codes: ir.Value, parameters: Sequence[ir.Value], axis: int | None = None
+) -> ir.Node:
+    output = f"{name}_dequantized", ir.DataType.FLOAT, codes.shape
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
+    return editor.node("DequantizeLinear", [codes, *parameters], *output, **attributes)
 
-    def _parameters(self, name: str, scale: NDArray[np.float32], dtype: np.dtype[Any]) -> tuple[ir.Value, ir.Value]:
-        zero = np.zeros(scale.shape, dtype)
-        return self.constant(f"{name}_scale", scale), self.constant(f"{name}_zero_point", zero)
+
+def _parameters(editor: Editor, name: str, scale: NDArray[np.float32], dtype: np.dtype[Any]) -> list[ir.Value]:
+    zero = np.zeros(scale.shape, dtype)
+    return [editor.constant(f"{name}_scale", scale), editor.constant(f"{name}_zero_point", zero)]

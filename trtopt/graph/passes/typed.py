@@ -279,9 +279,8 @@ def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
 def _largest_constant(node: ir.Node) -> float:
     largest = 0.0
     for slot, value in enumerate(node.inputs):
-        if slot in PINNED_SLOTS.get(node.op_type, ()) or not is_float(value):
-            continue
-        content = constant(value)
+        pinned = slot in PINNED_SLOTS.get(node.op_type, ())
+        content = constant(value) if is_float(value) and not pinned else None
         if content is None or not content.size:
             continue
         numbers = content.astype(np.float32, copy=False)
