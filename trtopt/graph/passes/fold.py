@@ -44,7 +44,6 @@ from trtopt.graph.proto import (
     STANDARD,
     all_nodes,
     all_tensors,
-    attribute as message_attribute,
     fingerprint,
     forget_inner_shapes,
     forget_output_shapes,
@@ -247,7 +246,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
         with _library("onnx-ir"):
             common.InlinePass()(model)
         proto = ir.to_proto(model)
-    _refuse(proto)
+    _refuse(model)
     infer_into(model, proto)
     _compare_strictly(model)
     _float_biases(model)
@@ -284,16 +283,16 @@ def _library(name: str) -> Iterator[None]:
         raise ModelError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _refuse(proto: ModelProto) -> None:
+def _refuse(model: ir.Model) -> None:
     """Raise ModelError for what the library doesn't come to an end with, or fails on."""
-    for node in all_nodes(proto.graph):
+    for node in model.graph.all_nodes():
         reason = ""
         if node.op_type == "FlexAttention":
             reason = "has bodies that don't see the graph around them, where their constants would go"
-        elif node.op_type == "BatchNormalization" and message_attribute(node, "training_mode", 0):
+        elif node.op_type == "BatchNormalization" and attribute(node, "training_mode", 0):
             reason = "has training_mode=1, so that it computes the statistics of its batch, which TensorRT doesn't: export the "
             reason += "model after .eval()"
-        elif node.op_type == "CastLike" and not message_attribute(node, "saturate", 1):
+        elif node.op_type == "CastLike" and not attribute(node, "saturate", 1):
             reason = "doesn't saturate, which folding makes a Cast that does: write the Cast"
         elif node.op_type.startswith("Optional") and node.domain in STANDARD:
             reason = "works on optional values, which TensorRT hasn't"
