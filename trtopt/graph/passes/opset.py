@@ -18,18 +18,7 @@ from onnx import ModelProto
 from trtopt.core.errors import ModelError
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes, set_input
-from trtopt.graph.proto import (
-    LARGE,
-    STANDARD,
-    all_nodes,
-    attribute as message_attribute,
-    name_nodes,
-    opset_version,
-    put_back,
-    refill,
-    schema_of,
-    skeleton,
-)
+from trtopt.graph.proto import LARGE, STANDARD, all_nodes, name_nodes, opset_version, put_back, schema_of, skeleton
 from trtopt.graph.view import Editor, Slots, attribute, constant, operand, opset_of, sizes, slots, to_ir, to_proto
 
 _CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
@@ -99,8 +88,9 @@ def _upgraded(proto: ModelProto, target: int) -> ModelProto:
         if node.op_type == "GroupNormalization" and opset_version(proto) < _CHANNEL_SCALES <= target:
             raise ModelError(f"{node.name} scales groups, not channels: export it at opset {_CHANNEL_SCALES} or newer")
         # The converter leaves the value of a Pad that doesn't use it, which later ones haven't.
-        if node.op_type == "Pad" and message_attribute(node, "mode", b"constant") != b"constant":
-            refill(node.attribute, [item for item in node.attribute if item.name != "value"])
+        held = {item.name: item for item in node.attribute}
+        if node.op_type == "Pad" and "value" in held and "mode" in held and held["mode"].s != b"constant":
+            node.attribute.remove(held["value"])
     converted: ModelProto = onnx.version_converter.convert_version(light, target)
     put_back(converted, proto)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
