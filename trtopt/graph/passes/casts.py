@@ -89,8 +89,10 @@ class Typing(Editor):
     def _node(self, node: ir.Node) -> None:
         dtype = self._type_of(node)
         types = slots(node, self.opsets.get(node.domain, 1))
-        if node.op_type in CONTROL_FLOW:
-            self._body(node)
+        for inner in (inner for graph in subgraphs(node) for inner in graph.all_nodes()):  # bodies keep reading FP32
+            for slot, value in enumerate(inner.inputs):
+                if value in self.narrow:
+                    inner.replace_input_with(slot, self._as(value, ir.DataType.FLOAT))
         if node.op_type == "BatchNormalization" and dtype is not ir.DataType.FLOAT:
             self._plain_norm(node)
         followed = set[str]()  # types of the schema that are the reduced one in this node
@@ -129,13 +131,6 @@ class Typing(Editor):
         for slot, (what, content) in enumerate(held.items(), 1):
             node.replace_input_with(slot, self.constant(f"{node.name}_{what}", content))
         node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
-
-    def _body(self, node: ir.Node) -> None:
-        """Bodies keep reading FP32: outer values that changed type are cast back for them."""
-        for inner in (inner for graph in subgraphs(node) for inner in graph.all_nodes()):
-            for slot, value in enumerate(inner.inputs):
-                if value in self.narrow:
-                    inner.replace_input_with(slot, self._as(value, ir.DataType.FLOAT))
 
     def _constant_node(self, node: ir.Node, dtype: ir.DataType) -> None:
         held = attribute(node, "value")

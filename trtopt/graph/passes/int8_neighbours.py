@@ -104,7 +104,7 @@ def _poolings(search: Reads) -> None:
     (ResNet-50 in docs/results/runtime.md).
     """
     in_int8 = {name for readers in search.reads.values() for name, _ in readers}
-    pools = dict.fromkeys(filter(_is_pooling, search.free(*POOLING)))
+    pools = dict.fromkeys(filter(is_pooling, search.free(*POOLING)))
     for node in pools:
         value = node.inputs[0]
         producer = through(value.producer(), lambda item: item.op_type in FUSED_ACTIVATIONS)
@@ -243,12 +243,7 @@ def activation_of(node: ir.Node) -> ir.Value | None:
     return None
 
 
-def is_image_mean(node: ir.Node) -> bool:
-    """Return whether a node takes the mean over the pixels of images."""
-    return node.op_type in ("GlobalAveragePool", "ReduceMean") and _is_pooling(node)
-
-
-def _is_pooling(node: ir.Node) -> bool:
+def is_pooling(node: ir.Node) -> bool:
     """Return whether an operator of `POOLING` is of images, and if it is a mean, over their pixels."""
     shape = sizes(node.inputs[0])
     if shape is None or len(shape) != 4:

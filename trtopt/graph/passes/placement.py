@@ -18,10 +18,11 @@ import onnx_ir as ir
 from trtopt.core.options import named
 from trtopt.core.values import Kept, Override, Precision
 from trtopt.graph.op_types import FUSED_ACTIVATIONS, RECURRENT, SIGMOIDS, WEIGHTED
-from trtopt.graph.passes.int8_neighbours import Reads, activation_of, is_image_mean, preserves, quantize_neighbours
+from trtopt.graph.passes.int8_neighbours import Reads, activation_of, is_pooling, preserves, quantize_neighbours
 from trtopt.graph.view import attribute, channel_axes, constant_tensor, is_constant, is_float, read_once, sizes
 
 GROUPED = "grouped Conv"  # an operator of its own where targets exclude operators
+_MEANS = ("GlobalAveragePool", "ReduceMean")  # of all pixels
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
 
@@ -142,7 +143,7 @@ def _gates(model: ir.Model) -> list[_Gate]:
             continue
         for end, other in (node.inputs, node.inputs[::-1]):
             maker, convolutions = end.producer() if read_once(end) else None, list[ir.Node]()
-            while maker is not None and not is_image_mean(maker):
+            while maker is not None and not (maker.op_type in _MEANS and is_pooling(maker)):
                 convolutions += [maker] * (maker.op_type == "Conv")
                 within = maker.op_type in ("Conv", *SIGMOIDS, *FUSED_ACTIVATIONS) or preserves(maker)
                 value = maker.inputs[0] if within else activation_of(maker)
