@@ -70,10 +70,6 @@ class Typing(Editor):
         value.dtype = self.base
         self.narrow.add(value)
 
-    def _flexible(self, value: ir.Value | None) -> bool:
-        """Return whether the value's type is ours to choose: it was FP32 in the model."""
-        return is_fp32(value) or value in self.narrow
-
     def _type_of(self, node: ir.Node) -> ir.DataType:
         if str(node.name) in self.kept or node.op_type in CONTROL_FLOW:
             return ir.DataType.FLOAT
@@ -83,7 +79,8 @@ class Typing(Editor):
         if node.op_type == "QuantizeLinear" or any(map(is_fp32, node.outputs)):
             return self.base
         # What makes integers or truths of FP32 values (sizes, counts, comparisons) must see them unrounded.
-        varying = [value for value in node.inputs if self._flexible(value) and not is_constant(value)]
+        ours = [value for value in node.inputs if is_fp32(value) or value in self.narrow]
+        varying = [value for value in ours if not is_constant(value)]
         return ir.DataType.FLOAT if not varying or any(map(is_fp32, varying)) else self.base
 
     def _node(self, node: ir.Node) -> None:
@@ -97,7 +94,7 @@ class Typing(Editor):
             self._plain_norm(node)
         followed = set[str]()  # types of the schema that are the reduced one in this node
         for slot, value in enumerate(node.inputs):
-            if value is None or not self._flexible(value):
+            if not is_fp32(value) and value not in self.narrow:  # its type isn't ours to choose: it wasn't FP32
                 continue
             kind = types.inputs[slot] if types and slot < len(types.inputs) else ""
             pinned = slot in PINNED_SLOTS.get(node.op_type, ()) or not (types and types.takes(kind, self.base))

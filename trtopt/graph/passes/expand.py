@@ -107,10 +107,8 @@ def _definition(node: NodeProto, types: Sequence[bytes], opset: int) -> Function
 
 
 def sum_by_products(model: ir.Model) -> PassResult:
-    """Scatters that add (the messages of a graph network), as products with a matrix that says which entry goes where.
-
-    That takes room for all pairs of entries and places. What goes along other axes than one stays as it is.
-    """
+    """Scatters that add (the messages of a graph network), as products with a matrix that says which entry goes where: it takes
+    room for all pairs of entries and places. What goes along other axes than one stays as it is."""
     editor, changes = Editor(model), list[str]()
     for node in list(model.graph.all_nodes()):
         if node.domain or attribute(node, "reduction", "none") != "add" or opset_of(model) < 13:
