@@ -10,10 +10,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from trtopt.core.values import Kept, Precision
-from trtopt.graph.op_types import CONTROL_FLOW
 from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, normalization, slots, subgraphs
 
-_FP16_MAX = float(np.finfo(np.float16).max)
 IR_TYPES = {
     Precision.FP32: ir.DataType.FLOAT,
     Precision.FP16: ir.DataType.FLOAT16,
@@ -34,7 +32,7 @@ def is_fp32(value: ir.Value | None) -> bool:
 def scale_and_shift(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
     """Factor and summand per channel that a BatchNormalization comes to; None: not known, or FP16 can't hold them."""
     parts = normalization(node)
-    if parts is None or not all((np.abs(part) <= _FP16_MAX).all() for part in parts):
+    if parts is None or not all((np.abs(part) <= np.finfo(np.float16).max).all() for part in parts):
         return None
     factor, summand = parts
     return factor.astype(np.float32), summand.astype(np.float32)
@@ -71,7 +69,7 @@ class Typing(Editor):
         self.narrow.add(value)
 
     def _type_of(self, node: ir.Node) -> ir.DataType:
-        if str(node.name) in self.kept or node.op_type in CONTROL_FLOW:
+        if str(node.name) in self.kept:  # among them all control flow
             return ir.DataType.FLOAT
         values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
         if not all(isinstance(value.type, ir.TensorType) for value in values):

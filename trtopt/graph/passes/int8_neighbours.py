@@ -44,11 +44,6 @@ class Reads:
         group = frozenset(names).union(*(self.group_of.get(name, ()) for name in names))
         self.group_of.update(dict.fromkeys(group, group))
 
-    @property
-    def groups(self) -> tuple[tuple[str, ...], ...]:
-        groups = (self.group_of[name] for name in self.reads if name in self.group_of)
-        return tuple(dict.fromkeys(tuple(sorted(group)) for group in groups))
-
     def override(self, node: ir.Node) -> Precision | None:
         return overriding(self.overrides, node.name or "", node.op_type)
 

@@ -22,7 +22,6 @@ from trtopt.graph.passes.result import Line, PassResult, Refused, rewrite_nodes,
 from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import Editor, attribute, constant, constant_tensor, drop_unread, operand, sizes, to_ir
 
-_INT32_MAX = 2**31 - 1
 _STORED = (ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
 
 
@@ -107,7 +106,7 @@ def _shape(node: ir.Node, editor: Editor) -> None:
     if not node.attributes:
         return
     line = Line(editor, node)
-    bounds = [attribute(node, "start", 0)], [attribute(node, "end", _INT32_MAX)], [0]
+    bounds = [attribute(node, "start", 0)], [attribute(node, "end", 2**31 - 1)], [0]
     whole = line("Shape", *node.inputs)
     node.op_type, whole.dtype = "Slice", ir.DataType.INT64
     node.attributes.clear()

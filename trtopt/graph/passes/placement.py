@@ -127,8 +127,9 @@ def find_points(
         bare |= floats
     values = (*search.graph.inputs, *(value for node in search.graph for value in node.outputs))
     reads = {str(value.name): tuple(search.reads[value.name]) for value in values if value.name in search.reads}
+    groups = dict.fromkeys(tuple(sorted(search.group_of[name])) for name in search.reads if name in search.group_of)
     quantized = tuple(str(node.name) for node in search.quantized)
-    return Points(reads, tuple(weights), search.groups, quantized, tuple(kept), precision)
+    return Points(reads, tuple(weights), tuple(groups), quantized, tuple(kept), precision)
 
 
 def gates_of(model: ir.Model) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ from trtopt.graph.proto import whole_copy
 from trtopt.graph.view import Editor, attribute, channel_axes, constant, drop_unread, read_once, to_ir, to_proto
 
 Floats = NDArray[np.float32]
-_HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu")
 
 
 @dataclass(frozen=True)
@@ -149,9 +148,7 @@ def _matrix(node: ir.Node) -> Floats | None:
         groups = attribute(node, "group", 1)
         grouped = content.reshape(groups, len(content) // groups, *content.shape[1:])
         return np.moveaxis(grouped, 2, 1).reshape(groups * content.shape[1], -1)
-    if content.ndim != 2:
-        return None
-    return np.moveaxis(content, channel_axes(node)[0], 0)
+    return np.moveaxis(content, channel_axes(node)[0], 0) if content.ndim == 2 else None
 
 
 def _spread(node: ir.Node, factor: Floats) -> Floats:
@@ -167,7 +164,7 @@ def _in_front(value: ir.Value) -> ir.Node | None:
     """The convolution that gives `value`, through nothing but activations that a positive factor passes; None: none does."""
 
     def homogeneous(node: ir.Node) -> bool:
-        return node.op_type in _HOMOGENEOUS and not node.domain and read_once(node.inputs[0])
+        return node.op_type in ("Relu", "LeakyRelu", "PRelu") and not node.domain and read_once(node.inputs[0])
 
     node = through(value.producer(), homogeneous)
     if node is None or node.op_type != "Conv" or node.domain or value.is_graph_output():
