@@ -75,7 +75,7 @@ def test_every_tensor_has_the_type_and_io_keeps_its_own(base: Precision, fp32_io
 def test_fp32_returns_the_graph_itself() -> None:
     proto = conv_relu()
     result = typing(proto, Precision.FP32)
-    assert not result.changed and result.kept == ()
+    assert not result.changes and result.kept == ()
 
 
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
@@ -278,7 +278,7 @@ def test_what_onnx_infers_nothing_of_is_typed_all_the_same() -> None:
         21, w=values(4, 3, 3, 3), v=values(3, 4, 3, 3), s=values(4), b=values(4, seed=2),
     )  # fmt: skip
     made = typing(proto, Precision.FP16)
-    assert {"conv", "next"} <= made.changes.keys()
+    assert {"conv", "next"} <= set(made.changes)
     assert [item.node for item in made.kept] == ["norm"]
 
 

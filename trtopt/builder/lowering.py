@@ -115,7 +115,7 @@ def lower(
         passes.append(with_float_weights(model))
     if embedded is not None:
         passes.append(embed.embed(model, embedded))
-    proto = _written(model, spec) if any(item.changed for item in passes) else folded
+    proto = _written(model, spec) if any(item.changes for item in passes) else folded
     forget_placeholders(proto)
     if embedded is not None and not typed and spec.base is not Precision.FP32:
         layer_precision |= dict.fromkeys(embed.arithmetic(proto), Precision.FP32)

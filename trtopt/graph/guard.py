@@ -36,7 +36,7 @@ def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> 
     Raises:
         ModelError: "WHAT (why); INSTEAD" where it can't stand for `before`.
     """
-    if not result.changed:
+    if not result.changes:
         return before
     after = to_proto(result.model)
     del after.graph.value_info[:]

@@ -18,7 +18,6 @@ from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor
 
 OPSET = 7  # the first one in which Add and Mul broadcast
-ARITHMETIC = ("Add", "Mul")
 _KEY = "trtopt.embedded"
 
 
@@ -40,39 +39,34 @@ def embed(model: ir.Model, embedded: Embedded) -> PassResult:
     prepared.name = editor.fresh(f"{name}_prepared")
 
     each = [count if axis == 3 else 1 for axis in embedded.order]  # the shape of one number for each channel
+    factor, offset = (item.reshape(each) for item in (embedded.preprocess.factor, embedded.preprocess.offset))
     steps: list[tuple[str, list[ir.Value], dict[str, Any]]] = [("Cast", [], {"to": ir.DataType.FLOAT})]
     if embedded.preprocess.channels == "bgr":
         steps.append(("Gather", [editor.constant(f"{name}_bgr", [2, 1, 0], np.int64)], {"axis": 3}))
     if embedded.order != (0, 1, 2, 3):
         steps.append(("Transpose", [], {"perm": embedded.order}))
     # Not the other way round: TensorRT 8.6 fails on an assertion where an Add and a Mul for each channel are quantized behind.
-    if (embedded.preprocess.factor != 1).any():
-        steps.append(
-            ("Mul", [editor.constant(f"{name}_factor", embedded.preprocess.factor.reshape(each), np.float32)], {})
-        )
-    if (embedded.preprocess.offset != 0).any():
-        shift = embedded.preprocess.offset * embedded.preprocess.factor
-        steps.append(("Add", [editor.constant(f"{name}_offset", shift.reshape(each), np.float32)], {}))
+    if (factor != 1).any():
+        steps.append(("Mul", [editor.constant(f"{name}_factor", factor, np.float32)], {}))
+    if (offset != 0).any():
+        steps.append(("Add", [editor.constant(f"{name}_offset", offset * factor, np.float32)], {}))
     if prepared.dtype is not ir.DataType.FLOAT:
         steps.append(("Cast", [], {"to": prepared.dtype}))
 
-    nodes = []
-    for number, (op, constants, attributes) in enumerate(steps):
-        last = number == len(steps) - 1
-        output = prepared if last else f"{name}_{op.lower()}"
-        nodes.append(editor.node(op, [value, *constants], output, None if last else ir.DataType.FLOAT, **attributes))
+    nodes, outputs = [], [*(f"{name}_{op.lower()}" for op, _, _ in steps[:-1]), prepared]
+    for (op, constants, attributes), output in zip(steps, outputs):
+        nodes.append(editor.node(op, [value, *constants], output, ir.DataType.FLOAT, **attributes))
         value = nodes[-1].outputs[0]
     graph.insert_before(graph[0], nodes)
     model.metadata_props[_KEY] = json.dumps(embedded.describe(), sort_keys=True)
-    names = [str(node.name) for node in nodes]
-    return PassResult(model, dict(zip(names, names)))
+    return PassResult(model, [str(node.name) for node in nodes])
 
 
 def arithmetic(proto: onnx.ModelProto) -> list[str]:
     """Return the nodes by which `embed` made a graph scale pixels, in FP32 whatever the rest is; else none."""
     embedded = embedded_in(proto)
     constants = () if embedded is None else (f"{embedded.input}_factor", f"{embedded.input}_offset")
-    nodes = (node for node in proto.graph.node if node.op_type in ARITHMETIC)
+    nodes = (node for node in proto.graph.node if node.op_type in ("Add", "Mul"))
     return [node.name for node in nodes if any(name in constants for name in node.input)]
 
 

@@ -1,10 +1,13 @@
-"""Operators that ONNX defines as functions, written out: what a parser has no kernel for it often takes in parts."""
+"""Refused operators in others: sums by scatter as products, and what ONNX defines as functions written out, since a parser
+often takes in parts what it has no kernel for."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import onnx.inliner
+import onnx_ir as ir
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from trtopt.core.errors import ModelError
@@ -12,7 +15,7 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Issue
 from trtopt.graph.guard import fault, guarded
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.substitutes import sum_by_products
+from trtopt.graph.passes.result import Line, PassResult
 from trtopt.graph.proto import (
     LARGE,
     STANDARD,
@@ -26,7 +29,7 @@ from trtopt.graph.proto import (
     schema_of,
     skeleton,
 )
-from trtopt.graph.view import to_ir
+from trtopt.graph.view import Editor, attribute, opset_of, sizes, to_ir
 
 _OWN = "trtopt.written_out"  # the domain of the definitions, until they are put in place
 
@@ -64,6 +67,7 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
     Raises:
         ModelError: ONNX fails to write them out, or what it writes isn't the same.
     """
+    what = f"{', '.join(operators)} can't be written out"
     light, opset = skeleton(proto, LARGE, external="weights"), opset_version(proto)
     types = {name: value.type.SerializeToString() for name, value in inferred_values(proto).items()}
     for tensor in (tensor for graph in all_graphs(light.graph) for tensor in graph.initializer):
@@ -80,14 +84,12 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
                 node.domain, node.op_type = body.domain, body.name
         made = onnx.inliner.inline_local_functions(light)
     except Exception as error:  # ONNX's errors have no common base
-        raise ModelError(
-            f"{', '.join(operators)} can't be written out: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise ModelError(f"{what}: {' '.join(str(error).split())[:300]}") from error
     refill(made.opset_import, [entry for entry in made.opset_import if entry.domain != _OWN])
     put_back(made, proto)
     name_nodes(made)
     if problem := fault(proto, made):
-        raise ModelError(f"{', '.join(operators)} can't be written out: {problem}")
+        raise ModelError(f"{what}: {problem}")
     return made
 
 
@@ -102,3 +104,73 @@ def _definition(node: NodeProto, types: Sequence[bytes], opset: int) -> Function
     function: FunctionProto = FunctionProto.FromString(body)
     refill(function.opset_import, [helper.make_opsetid("", opset)])
     return function
+
+
+def sum_by_products(model: ir.Model) -> PassResult:
+    """Scatters that add (the messages of a graph network), as products with a matrix that says which entry goes where: it takes
+    room for all pairs of entries and places. What goes along other axes than one stays as it is."""
+    editor, changes = Editor(model), list[str]()
+    for node in list(model.graph.all_nodes()):
+        if node.domain or attribute(node, "reduction", "none") != "add" or opset_of(model) < 13:
+            continue
+        line = Line(editor, node)
+        rule = {"ScatterND": _scattered_rows, "ScatterElements": _scattered_elements}.get(node.op_type)
+        if rule is not None and (result := rule(line, node)) is not None:
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [result])
+            changes.append(str(node.name))
+    return PassResult(model, changes)
+
+
+def _scattered_rows(line: Line, node: ir.Node) -> ir.Value | None:
+    """ScatterND along the first axis."""
+    data, indices, updates = node.inputs
+    form, places = sizes(data), sizes(indices)
+    if form is None or places is None or places[-1] != 1:
+        return None
+    rows = line("Reshape", indices, line.integers([-1]))
+    return line("Add", data, _summed(line, data, rows, updates))
+
+
+def _scattered_elements(line: Line, node: ir.Node) -> ir.Value | None:
+    """ScatterElements whose places are the same along all axes but its own, as `index.expand_as(source)` makes them."""
+    data, indices, updates = node.inputs
+    form, axis = sizes(data), attribute(node, "axis", 0)
+    if form is None or data.shape is None or updates.shape is None:
+        return None
+    axis %= len(form)
+    source = indices
+    if len(form) > 1:
+        made = indices.producer()
+        if made is None or made.op_type != "Expand" or (source := made.inputs[0]) is None:
+            return None
+        shape = sizes(source)
+        # What is 1 along the axis may be made longer, too.
+        if not shape or len(shape) != len(form) or any((size == 1) is (at == axis) for at, size in enumerate(shape)):
+            return None
+        others = [place for place in range(len(form)) if place != axis]
+        if any(data.shape[place] != updates.shape[place] or data.shape[place] is None for place in others):
+            return None  # a part of the data alone
+    rows = line("Reshape", source, line.integers([-1]))
+    order = [axis, *(place for place in range(len(form)) if place != axis)]
+    turned, moved = (line("Transpose", item, perm=order) for item in (data, updates))
+    total = _summed(line, turned, rows, moved)
+    return line("Add", data, line("Transpose", total, perm=[int(item) for item in np.argsort(order)]))
+
+
+def _summed(line: Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir.Value:
+    """Return what `updates`, one for each of `rows`, add to each row of `data`, in its shape."""
+    shape = line("Shape", data)
+    length = line("Gather", shape, line.integers([0]), axis=0)
+    count = line("Squeeze", length, line.integers([0]))
+    rows = line("Cast", rows, to=int(ir.DataType.INT64))
+    rows = line("Where", line("Less", rows, line.integers(0)), line("Add", rows, count), rows)
+    places = line("Range", line.integers(0), count, line.integers(1))
+    column = line("Unsqueeze", places, line.integers([1]))
+    # ONNX's inference, which work is counted by, doesn't find the length of a Range.
+    column = line("Expand", column, line("Concat", length, line.integers([1]), axis=0))
+    goes = line("Equal", column, line("Unsqueeze", rows, line.integers([0])))
+    flat = line("Concat", line("Shape", rows), line.integers([-1]), axis=0)
+    total = line(
+        "MatMul", line("Cast", goes, to=int(updates.dtype or ir.DataType.FLOAT)), line("Reshape", updates, flat)
+    )
+    return line("Reshape", total, shape)

@@ -37,14 +37,13 @@ from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.op_types import SELECTING
 from trtopt.graph.passes.absorb import absorb
 from trtopt.graph.passes.opset import split_by_lengths
-from trtopt.graph.passes.substitutes import substitute
+from trtopt.graph.passes.result import Line, Refused
 from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
     LARGE,
     STANDARD,
     all_nodes,
     all_tensors,
-    attribute as message_attribute,
     fingerprint,
     forget_inner_shapes,
     forget_output_shapes,
@@ -75,6 +74,7 @@ ROUNDS = 12  # every model seen settles in two or three
 HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
 _PIXELS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # what TensorRT casts uint8 to and from
+_INVERSE = {"LessOrEqual": "Greater", "GreaterOrEqual": "Less"}
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 
 
@@ -125,10 +125,9 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
     """Fold constants, BatchNormalization and Pad into Conv, and drop what does nothing.
 
     Input and output names, their dimension names, and the model's own metadata stay; where samples aren't on the inputs' first
-    axes, that is added to it. Nodes keep their names where they
-    live on (a fused Conv keeps the Conv's), and every node ends up with a unique one. The result is deterministic, the
-    same in every process, and folding it again gives the same bytes. Where a library fails on the model, or changes it,
-    less is folded, down to nothing, and the report says why.
+    axes, that is added to it. Nodes keep their names where they live on (a fused Conv keeps the Conv's), and every node ends
+    up with a unique one. The result is deterministic, the same in every process, and folding it again gives the same bytes.
+    Where a library fails on the model, or changes it, less is folded, down to nothing, and the report says why.
 
     Args:
         proto: a valid model (see `load_model`); it isn't changed.
@@ -163,32 +162,25 @@ def _constant_bytes(proto: ModelProto) -> int:
 
 
 def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
-    """`proto` after as many rounds as change it.
-
-    Raises:
-        ModelError: it doesn't settle, or the library fails on it.
-    """
+    """`proto` after as many rounds as change it. ModelError: it doesn't settle, or the library fails on it."""
     most = max(TOTAL, 2 * _constant_bytes(proto))
     heavy = sum(map(tensor_size, proto.graph.initializer)) > HEAVY
     for apart in (LARGE, APART) if heavy else ():
         if (light := _lightly(proto, most, apart, proto)) is not None:
             return light
     current = _undeclared(whole_copy(proto))  # onnx-ir renames tensors in the messages it was made from
-    marks = ["" if heavy else fingerprint(_restored(whole_copy(current), proto))]
-    for _ in range(ROUNDS):
+    mark = "" if heavy else fingerprint(_restored(whole_copy(current), proto))
+    for number in range(ROUNDS):
         current = _round(current, most, proto)
         if heavy:
             gc.collect()  # the library's graphs are cycles with all weights in them
-        mark = fingerprint(current)
-        if mark == marks[-1]:
+        before, mark = mark, fingerprint(current)
+        if mark == before:
             return current
-        if mark in marks:
-            break
-        marks.append(mark)
         if heavy and (light := _lightly(current, most, APART, proto)) is not None:
             return light
-        phase.detail(f"round {len(marks)}")
-    raise ModelError(f"folding doesn't settle: the graph still changes after {len(marks)} rounds")
+        phase.detail(f"round {number + 2}")
+    raise ModelError(f"folding doesn't settle: the graph still changes after {ROUNDS} rounds")
 
 
 def _round(current: ModelProto, most: int, original: ModelProto) -> ModelProto:
@@ -246,11 +238,7 @@ def _count(proto: ModelProto) -> dict[str, int]:
 
 
 def _evaluate(proto: ModelProto, most: int) -> ModelProto:
-    """Fold constants with ONNX's reference evaluator; remove identities, duplicates and dead nodes.
-
-    Args:
-        most: bytes of all constants together, at the end.
-    """
+    """Fold constants, to `most` bytes in all, with ONNX's reference evaluator; remove identities, duplicates, dead nodes."""
     from onnxscript import optimizer
 
     model = read_ir(proto)
@@ -258,9 +246,9 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
         with _library("onnx-ir"):
             common.InlinePass()(model)
         proto = ir.to_proto(model)
-    _refuse(proto)
+    _refuse(model)
     infer_into(model, proto)
-    substitute(model)
+    _compare_strictly(model)
     _float_biases(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
@@ -295,16 +283,16 @@ def _library(name: str) -> Iterator[None]:
         raise ModelError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _refuse(proto: ModelProto) -> None:
+def _refuse(model: ir.Model) -> None:
     """Raise ModelError for what the library doesn't come to an end with, or fails on."""
-    for node in all_nodes(proto.graph):
+    for node in model.graph.all_nodes():
         reason = ""
         if node.op_type == "FlexAttention":
             reason = "has bodies that don't see the graph around them, where their constants would go"
-        elif node.op_type == "BatchNormalization" and message_attribute(node, "training_mode", 0):
+        elif node.op_type == "BatchNormalization" and attribute(node, "training_mode", 0):
             reason = "has training_mode=1, so that it computes the statistics of its batch, which TensorRT doesn't: export the "
             reason += "model after .eval()"
-        elif node.op_type == "CastLike" and not message_attribute(node, "saturate", 1):
+        elif node.op_type == "CastLike" and not attribute(node, "saturate", 1):
             reason = "doesn't saturate, which folding makes a Cast that does: write the Cast"
         elif node.op_type.startswith("Optional") and node.domain in STANDARD:
             reason = "works on optional values, which TensorRT hasn't"
@@ -317,25 +305,37 @@ def _split_as_written(model: ir.Model) -> None:
     opset, editor = opset_of(model), Editor(model)
     for node in [node for node in model.graph.all_nodes() if node.op_type == "Split" and not node.domain]:
         if opset < 18:
-            split_by_lengths(node, editor)
+            with contextlib.suppress(Refused):
+                split_by_lengths(node, editor)
         if opset < 13 and (lengths := constant(operand(node, 1))) is not None:
             node.resize_inputs(1)
             node.attributes["split"] = ir.AttrInt64s("split", lengths.tolist())
+
+
+def _compare_strictly(model: ir.Model) -> None:
+    """Compare integers without "or equal": they aren't greater, or not less. TensorRT-RTX 1.7.1's builder ends the process (a
+    segmentation fault) at a decoder's step that puts keys and values where `places == position` and attends where
+    `places <= position`. Floats stay: NaN is neither."""
+    editor = Editor(model)
+    for node in [node for node in model.graph.all_nodes() if node.op_type in _INVERSE and not node.domain]:
+        if all(value is not None and value.dtype is not None and value.dtype.is_integer() for value in node.inputs):
+            line = Line(editor, node)
+            result = line("Not", line(_INVERSE[node.op_type], *node.inputs))
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [result])
 
 
 def _float_biases(model: ir.Model) -> None:
     """INT32 biases behind DequantizeLinear, as ONNX Runtime's quantizer writes them: TensorRT has floating ones alone."""
     for node in [node for node in model.graph.all_nodes() if node.op_type == "DequantizeLinear" and not node.domain]:
         codes, scale, zero = (constant_tensor(operand(node, slot)) for slot in range(3))
-        if codes is None or codes.dtype != ir.DataType.INT32 or scale is None or scale.dtype != ir.DataType.FLOAT:
+        if codes is None or scale is None or (codes.dtype, scale.dtype) != (ir.DataType.INT32, ir.DataType.FLOAT):
             continue
-        if len(codes.shape) > 1 or (operand(node, 2) is not None and (zero is None or zero.numpy().any())):
-            continue  # more than a bias; a zero point of INT32 is zero
-        if scale.size not in (1, codes.size):
-            continue
+        if len(codes.shape) > 1 or scale.size not in (1, codes.size):
+            continue  # more than a bias
+        if operand(node, 2) is not None and (zero is None or zero.numpy().any()):
+            continue  # a zero point of INT32 is zero
         bias = ir.tensor((codes.numpy().astype(np.float32) * scale.numpy().reshape(-1)).reshape(codes.shape.numpy()))
-        made = ir.Node("", "Constant", [], [ir.AttrTensor("value", bias)])
-        made.outputs[0].dtype, made.outputs[0].shape = bias.dtype, bias.shape
+        made = ir.node("Constant", [], {"value": bias})
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
 
 
@@ -346,18 +346,16 @@ def _cast_pixels(model: ir.Model) -> None:
         while (moved := _cast_beside(node)) is not None:
             node = moved
     for source in model.graph.inputs:
-        readers = [use.node for use in source.uses()]
-        casts = [
-            node
-            for node in readers
-            if node.op_type == "Cast" and node.graph is model.graph and attribute(node, "to") in _PIXELS
-        ]
-        sizes_of = [node for node in readers if node.op_type in ("Shape", "Size")]
-        if source.dtype == ir.DataType.UINT8 and sizes_of and len(casts) == 1 == len(readers) - len(sizes_of):
-            model.graph.remove(casts)
-            model.graph.insert_before(model.graph[0], casts)
+        sizes_of = [use.node for use in source.uses() if use.node.op_type in ("Shape", "Size")]
+        others = [use.node for use in source.uses() if use.node not in sizes_of]
+        if source.dtype is not ir.DataType.UINT8 or not sizes_of or [node.op_type for node in others] != ["Cast"]:
+            continue
+        (cast,) = others
+        if cast.graph is model.graph and attribute(cast, "to") in _PIXELS:
+            model.graph.remove(cast)
+            model.graph.insert_before(model.graph[0], cast)
             for node in sizes_of:
-                node.replace_input_with(0, casts[0].outputs[0])
+                node.replace_input_with(0, cast.outputs[0])
 
 
 def _cast_beside(node: ir.Node) -> ir.Node | None:
@@ -389,9 +387,8 @@ def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
     proto.domain, proto.doc_string = original.domain, original.doc_string
     graph.name, graph.doc_string = original.graph.name or "graph", original.graph.doc_string
     used = {node.domain for node in all_nodes(graph)}
-    for field in ("metadata_props", "opset_import"):
-        content = [item for item in getattr(original, field) if field != "opset_import" or item.domain in {"", *used}]
-        refill(getattr(proto, field), content)
+    refill(proto.metadata_props, original.metadata_props)
+    refill(proto.opset_import, [item for item in original.opset_import if item.domain in {"", *used}])
     initializers = {tensor.name for tensor in original.graph.initializer}
     refill(graph.input, [value for value in original.graph.input if value.name not in initializers])
     refill(graph.output, original.graph.output)
@@ -410,9 +407,8 @@ def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
     known, taken = {node.name for node in producer.values()}, set[str]()
     for node in all_nodes(proto.graph):
         output = next(iter(node.output), "")
-        counted = node.name.startswith("node_") and node.name not in known  # by onnx-ir, otherwise each time
         if output in producer and producer[output].op_type == node.op_type:
             node.name = producer[output].name  # a branch that was decided, or inlined, has another
-        elif counted:
+        elif node.name.startswith("node_") and node.name not in known:  # counted by onnx-ir, otherwise each time
             node.name = ""
         node.name = unique(node.name or f"{node.op_type}_{output}", taken)

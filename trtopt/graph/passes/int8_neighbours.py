@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from trtopt.core.values import Override, Precision, overriding
 from trtopt.graph.op_types import FUSED_ACTIVATIONS, MOVING, POOLING, SCALE_PRESERVING, SIGMOIDS
-from trtopt.graph.view import attribute, constant, is_float, operand, read_once, sizes
+from trtopt.graph.view import attribute, constant, is_float, operand, read_once, sizes, subgraphs
 
 
 class Reads:
@@ -24,22 +24,25 @@ class Reads:
         varying: values that depend on what is in the network's inputs, not on their shapes alone: an LSTM's zero state doesn't.
         reads: tensor → the (node name, input slot) pairs that read it quantized.
         quantized: nodes that compute on quantized operands, in the order in which they were chosen.
-        groups: tensors that share one scale.
+        group_of: tensor → all those that share its scale, itself among them.
     """
 
     def __init__(self, graph: ir.Graph, overrides: Sequence[Override], bare: Collection[str]) -> None:
         self.graph, self.overrides, self.bare, self.varying = graph, overrides, bare, _varying(graph)
         self.reads: dict[str, list[tuple[str, int]]] = {}
         self.quantized: dict[ir.Node, None] = {}
-        self.groups: tuple[tuple[str, ...], ...] = ()
+        self.group_of: dict[str, frozenset[str]] = {}
 
     def read(self, node: ir.Node, *slots: int) -> None:
         for slot in slots:
-            value = node.inputs[slot]
-            assert value is not None and value.name is not None and node.name is not None
-            reader = (node.name, slot)
-            if value.name not in self.bare and reader not in (readers := self.reads.setdefault(value.name, [])):
+            name, reader = node.inputs[slot].name, (node.name, slot)
+            if name not in self.bare and reader not in (readers := self.reads.setdefault(name, [])):
                 readers.append(reader)
+
+    def join(self, *names: str) -> None:
+        """Let tensors share one scale, with those that share theirs."""
+        group = frozenset(names).union(*(self.group_of.get(name, ()) for name in names))
+        self.group_of.update(dict.fromkeys(group, group))
 
     def override(self, node: ir.Node) -> Precision | None:
         return overriding(self.overrides, node.name or "", node.op_type)
@@ -57,12 +60,8 @@ class Reads:
 
 def quantize_neighbours(search: Reads) -> None:
     """Let what stands beside quantized layers read INT8, one rule after the other."""
-    _residuals(search)
-    _poolings(search)
-    _norms(search)
-    _concats(search)
-    _readers_of_joined(search)
-    _sums(search)
+    for rule in (_residuals, _poolings, _norms, _concats, _readers_of_joined, _sums):
+        rule(search)
 
 
 def _residuals(search: Reads) -> None:
@@ -100,11 +99,10 @@ def _poolings(search: Reads) -> None:
     (ResNet-50 in docs/results/runtime.md).
     """
     in_int8 = {name for readers in search.reads.values() for name, _ in readers}
-    pools = dict.fromkeys(filter(_is_pooling, search.free(*POOLING)))
+    pools = dict.fromkeys(filter(is_pooling, search.free(*POOLING)))
     for node in pools:
         value = node.inputs[0]
-        assert value is not None
-        producer = _through(value.producer(), lambda item: item.op_type in FUSED_ACTIVATIONS)
+        producer = through(value.producer(), lambda item: item.op_type in FUSED_ACTIVATIONS)
         alone = all(use.node in pools for use in value.uses())
         if value.name in search.reads or (alone and producer is not None and producer.name in in_int8):
             search.read(node, 0)
@@ -114,9 +112,9 @@ def _norms(search: Reads) -> None:
     """A BatchNormalization right behind a Concat, in front of quantized layers, reads INT8, as DenseNet's do: read in FP16, it
     makes the Concat FP16, which costs more than INT8 saves (docs/results/accuracy.md)."""
     for node in search.free("BatchNormalization"):
-        joined = node.inputs[0] if _is_norm(search, node) else None
-        maker = None if joined is None else _through(joined.producer(), preserves)
-        if maker is not None and maker.op_type == "Concat" and search.override(maker) is None:
+        maker = through(node.inputs[0].producer(), preserves)
+        joined = maker is not None and maker.op_type == "Concat" and search.override(maker) is None
+        if joined and _is_norm(search, node):
             search.read(node, 0)
 
 
@@ -139,24 +137,21 @@ def _concats(search: Reads) -> None:
     values are handed out as they are, such as a cache or the context of the next call, joins them in floating point.
     """
     makers = {value.name: node for node in search.graph for value in node.outputs}
-    groups: dict[str, set[str]] = {}
     pending, handed_out, seen = list(search.reads), _handed_out(search.graph), set[ir.Node]()
     while pending:
         point = pending.pop()
-        node = _through(makers.get(point), preserves)
+        node = through(makers.get(point), preserves)
         if node is None or node.op_type != "Concat" or search.override(node) is not None:
             continue
         slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and item in search.varying]
         if len(slots) < 2 or node.outputs[0] in handed_out:
             continue
-        names = [str(item.name) for slot in slots if (item := node.inputs[slot]) is not None]
-        group = set().union(*(groups.get(name, {name}) for name in (point, *names)))
-        groups.update(dict.fromkeys(group, group))
+        names = [node.inputs[slot].name for slot in slots]
+        search.join(point, *names)
         if node not in seen:
             seen.add(node)
             search.read(node, *slots)
             pending += names
-    search.groups = tuple(dict.fromkeys(tuple(sorted(groups[name])) for name in search.reads if name in groups))
 
 
 def _handed_out(graph: ir.Graph) -> set[ir.Value | None]:
@@ -172,22 +167,18 @@ def _readers_of_joined(search: Reads) -> None:
     """Quantize for the other readers of a Concat's quantized inputs or result, or floating ones are needed, too: a
     BatchNormalization, and pooling whose result has the same scale, so that no value changes. What a nearest Resize reads for a
     Concat gets that scale as well: in INT8 it moves half of the bytes (docs/results/accuracy.md)."""
-    group_of = {name: frozenset(group) for group in search.groups for name in group}
     for node in reversed(search.free("MaxPool", "Resize", "BatchNormalization")):
-        value, result = node.inputs[0], node.outputs[0]
-        if value is None or value.name in search.bare:
+        name, result = node.inputs[0].name, node.outputs[0]
+        if name in search.bare:
             continue
-        name = str(value.name)
-        if node.op_type != "BatchNormalization" and preserves(node) and not search.gives_floats(result):
-            group = group_of.get(str(result.name), frozenset())
-            if node.op_type == "Resize" and group:
-                group |= group_of.get(name, {name})
-                group_of.update(dict.fromkeys(group, group))
-            if name in group:
-                search.read(node, 0)
-        elif node.op_type == "BatchNormalization" and name in group_of and _is_norm(search, node):
+        if node.op_type == "BatchNormalization":
+            joined = name in search.group_of and _is_norm(search, node)
+        elif joined := result.name in search.group_of and preserves(node) and not search.gives_floats(result):
+            if node.op_type == "Resize":
+                search.join(result.name, name)
+            joined = name in search.group_of[result.name]
+        if joined:
             search.read(node, 0)
-    search.groups = tuple(dict.fromkeys(tuple(sorted(group_of[name])) for name in search.reads if name in group_of))
 
 
 def _sums(search: Reads) -> None:
@@ -195,7 +186,7 @@ def _sums(search: Reads) -> None:
     its sum is only read quantized it reads INT8 as well; in FP16 it moves twice as many bytes (docs/results/accuracy.md)."""
     for node in reversed(search.free("Add")):
         one, other = node.inputs
-        if one is None or other is None or one is other or search.gives_floats(node.outputs[0]):
+        if one is other or search.gives_floats(node.outputs[0]):
             continue
         readers = {reader for value in (one, other) for reader, _ in search.reads.get(str(value.name), ())}
         if node.name in readers:
@@ -223,15 +214,13 @@ def _from_int8(search: Reads, value: ir.Value | None) -> bool:
 def _varying(graph: ir.Graph) -> set[ir.Value]:
     values: set[ir.Value] = set(graph.inputs)
     for node in graph:
-        bodies = any(
-            held.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for held in node.attributes.values()
-        )
-        if node.op_type != "Shape" and (not node.inputs or bodies or not values.isdisjoint(node.inputs)):
+        always = not node.inputs or next(subgraphs(node), None) is not None
+        if node.op_type != "Shape" and (always or not values.isdisjoint(node.inputs)):
             values.update(node.outputs)
     return values
 
 
-def _through(node: ir.Node | None, passing: Callable[[ir.Node], bool]) -> ir.Node | None:
+def through(node: ir.Node | None, passing: Callable[[ir.Node], bool]) -> ir.Node | None:
     """Return the node that computes what this one gives, through nodes that hand on their first input."""
     while node is not None and passing(node):
         node = None if node.inputs[0] is None else node.inputs[0].producer()
@@ -249,23 +238,15 @@ def activation_of(node: ir.Node) -> ir.Value | None:
     return None
 
 
-def is_image_mean(node: ir.Node) -> bool:
-    """Return whether a node takes the mean over the pixels of images."""
-    return node.op_type in ("GlobalAveragePool", "ReduceMean") and _is_pooling(node)
-
-
-def _is_pooling(node: ir.Node) -> bool:
+def is_pooling(node: ir.Node) -> bool:
     """Return whether an operator of `POOLING` is of images, and if it is a mean, over their pixels."""
     shape = sizes(node.inputs[0])
     if shape is None or len(shape) != 4:
         return False
     if node.op_type != "ReduceMean":
         return True
-    axes = attribute(node, "axes")
-    if axes is None:
-        content = constant(operand(node, 1))
-        axes = [] if content is None else content.ravel().tolist()
-    return sorted(axis % 4 for axis in axes) == [2, 3]
+    axes = attribute(node, "axes", constant(operand(node, 1)))
+    return axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]
 
 
 def preserves(node: ir.Node) -> bool:

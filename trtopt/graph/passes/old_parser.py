@@ -15,13 +15,13 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.graph.guard import guarded
+from trtopt.graph.op_types import RECURRENT
 from trtopt.graph.passes.opset import lower_opset
 from trtopt.graph.passes.quantize import along
-from trtopt.graph.passes.result import Line, PassResult, Refused, rewrite_nodes
+from trtopt.graph.passes.result import Line, PassResult, Refused, rewrite_nodes, set_input
 from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import Editor, attribute, constant, constant_tensor, drop_unread, operand, sizes, to_ir
 
-_INT32_MAX = 2**31 - 1
 _STORED = (ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
 
 
@@ -35,15 +35,19 @@ def readable(model: ir.Model, max_opset: int | None) -> PassResult:
         return PassResult(model)
     lowered, failure = lower_opset(model, max_opset).changes, "TensorRT 8.6 would compute something else for"
     rewritten = rewrite_nodes(model, _rewrite, failure, "build with a later generation, or export these otherwise")
-    return PassResult(model, {**lowered, **rewritten})
+    return PassResult(model, [*lowered, *rewritten])
 
 
 def _rewrite(node: ir.Node, editor: Editor) -> bool:
-    count = len(node.inputs)
+    before = node.inputs, dict(node.attributes)
     while node.inputs and node.inputs[-1] is None:  # a null that importers read through
         node.resize_inputs(len(node.inputs) - 1)
-    rule = _RULES.get(node.op_type) if node.domain in STANDARD else None
-    return (rule is not None and rule(node, editor)) or len(node.inputs) < count
+    op = node.op_type if node.domain in STANDARD else ""
+    if op in _REFUSED and (found := _REFUSED[op][0](node)):
+        raise Refused(_REFUSED[op][1].format(found))
+    if op in _RULES:
+        _RULES[op](node, editor)
+    return (node.inputs, dict(node.attributes)) != before
 
 
 def as_read(proto: ModelProto, result: PassResult) -> ModelProto:
@@ -68,11 +72,10 @@ def with_float_weights(model: ir.Model) -> PassResult:
     FP8 whose weight is stored as codes and, where a depthwise convolution has to run in floating point, gives NaN without a
     word (docs/results/tensorrt-10.md).
     """
-    editor, dequantized, changes = Editor(model), dict[tuple[Any, ...], ir.Value](), dict[str, str]()
-    for node in list(model.graph):
-        codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
-        scale = constant(node.inputs[1]) if codes is not None and codes.is_initializer() else None
-        if codes is None or scale is None or codes.dtype not in _STORED:
+    editor, dequantized, changes = Editor(model), dict[tuple[Any, ...], ir.Value](), list[str]()
+    for node in [node for node in model.graph if node.op_type == "DequantizeLinear"]:
+        codes, scale = node.inputs[0], constant(node.inputs[1])
+        if scale is None or not codes.is_initializer() or codes.dtype not in _STORED:
             continue
         attributes = {name: held.value for name, held in node.attributes.items()}
         key = (*node.inputs, str(attributes))
@@ -87,108 +90,80 @@ def with_float_weights(model: ir.Model) -> PassResult:
             model.graph.insert_before(node, quantize)
             dequantized[key] = quantize.outputs[0]
         node.replace_input_with(0, dequantized[key])
-        changes[str(node.name)] = str(node.name)
+        changes.append(str(node.name))
     drop_unread(model.graph)
     return PassResult(model, changes)
 
 
-def _set(node: ir.Node, slot: int, value: ir.Value) -> bool:
-    """Give an input, those before it that are missing left out."""
-    node.resize_inputs(max(slot + 1, len(node.inputs)))
-    node.replace_input_with(slot, value)
-    return True
+def _fill(node: ir.Node, **defaults: Any) -> None:
+    """Write out ONNX's own defaults, where the parser has others."""
+    for name, value in defaults.items():
+        node.attributes.setdefault(name, ir.convenience.convert_attribute(name, value))
 
 
-def _fill(node: ir.Node, **defaults: Any) -> bool:
-    """The node with ONNX's own defaults written out, where the parser has others."""
-    absent = [name for name in defaults if name not in node.attributes]
-    for name in absent:
-        node.attributes[name] = ir.convenience.convert_attribute(name, defaults[name])
-    return bool(absent)
-
-
-def _shape(node: ir.Node, editor: Editor) -> bool:
+def _shape(node: ir.Node, editor: Editor) -> None:
     """`start` and `end` (opset 15) aren't read, the whole shape comes out: cut it afterwards."""
     if not node.attributes:
-        return False
+        return
     line = Line(editor, node)
-    bounds = [attribute(node, "start", 0)], [attribute(node, "end", _INT32_MAX)], [0]
+    bounds = [attribute(node, "start", 0)], [attribute(node, "end", 2**31 - 1)], [0]
     whole = line("Shape", *node.inputs)
     node.op_type, whole.dtype = "Slice", ir.DataType.INT64
     node.attributes.clear()
     node.graph.insert_before(node, line.nodes)
-    return all(
-        _set(node, slot, value) for slot, value in enumerate([whole, *(line.number(it, np.int64) for it in bounds)])
-    )
+    for slot, value in enumerate([whole, *(line.integers(bound) for bound in bounds)]):
+        set_input(node, slot, value)
 
 
-def _gather(node: ir.Node, editor: Editor) -> bool:
+def _gather(node: ir.Node, editor: Editor) -> None:
     """A negative index along an axis of dynamic size is undefined: count from the end by the size."""
     index, shape, axis = constant(node.inputs[1]), sizes(node.inputs[0]), attribute(node, "axis", 0)
     if index is None or not (index < 0).any() or (shape and shape[axis] is not None):
-        return False
+        return
     if axis < 0 and not shape:
         raise Refused("its negative indices along an axis of dynamic size are undefined there")
     line = Line(editor, node)
-    where = line.number(axis % len(shape) if axis < 0 and shape else axis, np.int64)
+    where = line.integers(axis % len(shape) if axis < 0 and shape else axis)
     size = line("Gather", line("Shape", node.inputs[0]), where)
-    back = line("Mul", line.number(index < 0, np.int64), size)
-    indices = line("Add", line.number(index, np.int64), back)
+    back = line("Mul", line.integers(index < 0), size)
+    indices = line("Add", line.integers(index), back)
     for value in (made.outputs[0] for made in line.nodes):
         value.dtype = ir.DataType.INT64
-    assert node.graph is not None
     node.graph.insert_before(node, line.nodes)
-    return _set(node, 1, indices)
+    set_input(node, 1, indices)
 
 
-def _trilu(node: ir.Node, editor: Editor) -> bool:
+def _trilu(node: ir.Node, editor: Editor) -> None:
     """A missing `upper` means 0."""
     if node.inputs[0] is None or node.inputs[0].dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BOOL):
         raise Refused(
             "it multiplies what it cuts away by 0, which makes NaN of infinities: use Where with compared positions"
         )
-    return _fill(node, upper=1)
+    _fill(node, upper=1)
 
 
-def _suppress(node: ir.Node, editor: Editor) -> bool:
+def _suppress(node: ir.Node, editor: Editor) -> None:
     """Without a threshold of scores, those of 0 and less are dropped."""
-    if operand(node, 4) is not None:
-        return False
-    lowest = [np.finfo(np.float32).min]
-    return _set(node, 4, editor.constant(f"{node.outputs[0].name}_all", lowest, np.float32))
+    if operand(node, 4) is None:
+        lowest = [np.finfo(np.float32).min]
+        set_input(node, 4, editor.constant(f"{node.outputs[0].name}_all", lowest, np.float32))
 
 
-def _normalize(node: ir.Node, editor: Editor) -> bool:
+def _normalize(node: ir.Node, editor: Editor) -> None:
     """It has no LayerNormalization without a bias."""
-    scale = constant(node.inputs[1])
-    if operand(node, 2) is not None or scale is None:
-        return False
-    return _set(node, 2, editor.constant(f"{node.outputs[0].name}_bias", np.zeros_like(scale)))
+    if operand(node, 2) is None and (scale := constant(node.inputs[1])) is not None:
+        set_input(node, 2, editor.constant(f"{node.outputs[0].name}_bias", np.zeros_like(scale)))
 
 
-def _quantize(node: ir.Node, editor: Editor) -> bool:
+def _quantize(node: ir.Node, editor: Editor) -> None:
     """A missing axis means 0 there; unsigned codes are clamped as signed ones; a missing zero point ends the parser."""
     scale, zero = constant(node.inputs[1]), constant_tensor(operand(node, 2))
     if node.op_type == "QuantizeLinear" if zero is None else zero.dtype is ir.DataType.UINT8:
         raise Refused("it quantizes to uint8, of which TensorRT has none: quantize symmetrically to int8")
-    if scale is None:
-        return False
-    changed = scale.size > 1 and _fill(node, axis=1)
-    if operand(node, 2) is None:
-        name = f"{node.outputs[0].name}_zero_point"
-        changed = _set(node, 2, editor.constant(name, np.zeros(scale.shape), np.int8))
-    return changed
-
-
-def _refused(seen: Callable[[ir.Node], Any], reason: str) -> Callable[[ir.Node, Editor], bool]:
-    """Return a rule that refuses the nodes of which `seen` is true."""
-
-    def rule(node: ir.Node, editor: Editor) -> bool:
-        if found := seen(node):
-            raise Refused(reason.format(found))
-        return False
-
-    return rule
+    if scale is not None and scale.size > 1:
+        _fill(node, axis=1)
+    if scale is not None and operand(node, 2) is None:
+        set_input(node, 2, editor.constant(f"{node.outputs[0].name}_zero_point", np.zeros(scale.shape), np.int8))
 
 
 def _reads_all_axes(node: ir.Node) -> bool:
@@ -205,44 +180,40 @@ def _reduction(node: ir.Node) -> str:
     return str(attribute(node, "reduction", "none")).replace("none", "")
 
 
-_layout = _refused(
-    lambda node: attribute(node, "layout"), "its layout {} (batch first) isn't read; export it with layout 0"
-)
-_reduces = _refused(_reduction, "its reduction {!r} isn't read: values would be replaced")
-
-
-# Each says whether it changed the node.
-_RULES: Mapping[str, Callable[[ir.Node, Editor], bool]] = {
-    "Constant": _refused(
+_REDUCES = (_reduction, "its reduction {!r} isn't read: values would be replaced")
+_LAYOUT = (lambda node: attribute(node, "layout"), "its layout {} (batch first) isn't read; export it with layout 0")
+# Operator → what isn't read, where a node has it, and why it is refused.
+_REFUSED: Mapping[str, tuple[Callable[[ir.Node], Any], str]] = {
+    **dict.fromkeys(RECURRENT, _LAYOUT),
+    "Constant": (
         lambda node: [name for name in node.attributes if name.startswith("value_int")],
         "its {} isn't read; give it `value`, or a graph that folds",
     ),
-    "ConvTranspose": _refused(
+    "ConvTranspose": (
         lambda node: attribute(node, "output_shape"),
         "it gives its output's shape {}, padded there otherwise; give it pads instead",
     ),
-    "DequantizeLinear": _quantize,
-    "GRU": _layout,
-    "Gather": _gather,
-    "If": _refused(
+    "If": (
         lambda node: sum(bool(value.name) for value in node.outputs) > 1,
         "its outputs, of which it has several, come in any order",
     ),
-    "LSTM": _layout,
-    "LayerNormalization": _normalize,
-    "Loop": _refused(_collects, "what it collects has the length of its limit, or 1024, however often it runs"),
-    "NonMaxSuppression": _suppress,
-    "QuantizeLinear": _quantize,
-    "RNN": _layout,
-    "ReduceSum": _refused(_reads_all_axes, "it reduces no axis, and all are reduced there"),
-    "RoiAlign": lambda node, editor: _fill(node, sampling_ratio=0),
-    "ScatterElements": _reduces,
-    "ScatterND": _reduces,
-    "Selu": lambda node, editor: _fill(node, alpha=1.6732632423543772, gamma=1.0507009873554805),
-    "Shape": _shape,
-    "Slice": _refused(
+    "Loop": (_collects, "what it collects has the length of its limit, or 1024, however often it runs"),
+    "ReduceSum": (_reads_all_axes, "it reduces no axis, and all are reduced there"),
+    "ScatterElements": _REDUCES,
+    "ScatterND": _REDUCES,
+    "Slice": (
         lambda node: operand(node, 4) is not None and operand(node, 3) is None,
         "it has steps without axes, which end the process there: give it axes",
     ),
+}
+_RULES: Mapping[str, Callable[[ir.Node, Editor], None]] = {
+    "DequantizeLinear": _quantize,
+    "Gather": _gather,
+    "LayerNormalization": _normalize,
+    "NonMaxSuppression": _suppress,
+    "QuantizeLinear": _quantize,
+    "RoiAlign": lambda node, editor: _fill(node, sampling_ratio=0),
+    "Selu": lambda node, editor: _fill(node, alpha=1.6732632423543772, gamma=1.0507009873554805),
+    "Shape": _shape,
     "Trilu": _trilu,
 }

@@ -17,19 +17,8 @@ from onnx import ModelProto
 
 from trtopt.core.errors import ModelError
 from trtopt.graph.guard import guarded
-from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
-from trtopt.graph.proto import (
-    LARGE,
-    STANDARD,
-    all_nodes,
-    attribute as message_attribute,
-    name_nodes,
-    opset_version,
-    put_back,
-    refill,
-    schema_of,
-    skeleton,
-)
+from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes, set_input
+from trtopt.graph.proto import LARGE, STANDARD, all_nodes, name_nodes, opset_version, put_back, schema_of, skeleton
 from trtopt.graph.view import Editor, Slots, attribute, constant, operand, opset_of, sizes, slots, to_ir, to_proto
 
 _CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
@@ -69,7 +58,7 @@ def at_opset(proto: ModelProto, target: int, instead: str = "") -> ModelProto:
         return proto
     what, instead = f"opset {target} can't express the model", instead or _INSTEAD.format(opset_version(proto))
     result = lower_opset(to_ir(proto), target, instead)
-    if not result.changed:  # it has no operator of ONNX's own, and the number alone is another
+    if not result.changes:  # it has no operator of ONNX's own, and the number alone is another
         return to_proto(result.model)
     return guarded(proto, result, what, instead)
 
@@ -99,8 +88,9 @@ def _upgraded(proto: ModelProto, target: int) -> ModelProto:
         if node.op_type == "GroupNormalization" and opset_version(proto) < _CHANNEL_SCALES <= target:
             raise ModelError(f"{node.name} scales groups, not channels: export it at opset {_CHANNEL_SCALES} or newer")
         # The converter leaves the value of a Pad that doesn't use it, which later ones haven't.
-        if node.op_type == "Pad" and message_attribute(node, "mode", b"constant") != b"constant":
-            refill(node.attribute, [item for item in node.attribute if item.name != "value"])
+        held = {item.name: item for item in node.attribute}
+        if node.op_type == "Pad" and "value" in held and "mode" in held and held["mode"].s != b"constant":
+            node.attribute.remove(held["value"])
     converted: ModelProto = onnx.version_converter.convert_version(light, target)
     put_back(converted, proto)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
@@ -150,50 +140,33 @@ def _fit_types(node: ir.Node, old: Slots | None) -> None:
                 raise Refused(f"its {side} {value.name!r} is tensor({dtype}), which came later")
 
 
-def _take(node: ir.Node, name: str, default: int) -> int:
-    """The value of an integer attribute, which is removed."""
-    value = attribute(node, name, default)
-    node.attributes.pop(name, None)
-    return int(value)
-
-
-def _integers(value: ir.Value | None) -> list[int] | None:
-    content = constant(value)
-    return None if content is None else [int(number) for number in np.ravel(content)]
-
-
 def _reduce(node: ir.Node, editor: Editor) -> None:
     """Axes became an input."""
-    axes = _integers(operand(node, 1)) if operand(node, 1) is not None else []
-    if axes is None:
+    axes = constant(operand(node, 1))
+    if axes is None and operand(node, 1) is not None:
         raise Refused("its axes aren't constant")
-    empty_is_noop = _take(node, "noop_with_empty_axes", 0)
-    if not axes and empty_is_noop:
+    named = axes is not None and axes.size
+    if attribute(node, "noop_with_empty_axes", 0) and not named:
         raise Refused("reduces no axis")
+    node.attributes.pop("noop_with_empty_axes", None)
     node.resize_inputs(1)
-    if axes:
-        node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+    if axes is not None and named:
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes.ravel().tolist())
 
 
-def split_by_lengths(node: ir.Node, editor: Editor) -> bool:
-    """Give a Split lengths in place of `num_outputs`, which allows a smaller last part; False: its size is open."""
-    parts = _take(node, "num_outputs", 0)
+def split_by_lengths(node: ir.Node, editor: Editor) -> None:
+    """Give a Split lengths in place of `num_outputs`, which allows a smaller last part; Refused: its size is open."""
+    parts = attribute(node, "num_outputs", 0)
+    node.attributes.pop("num_outputs", None)
     if not parts or operand(node, 1) is not None:
-        return True
+        return
     shape = sizes(node.inputs[0])
     size = shape[attribute(node, "axis", 0)] if shape else None
     if size is None:
-        return False
+        raise Refused(f"splits a dynamic dimension into {len(node.outputs)}")
     part = -(-size // parts)
     lengths = [part] * (parts - 1) + [size - part * (parts - 1)]
-    node.resize_inputs(2)
-    node.replace_input_with(1, editor.constant(f"{node.name or node.outputs[0].name}_split", lengths, np.int64))
-    return True
-
-
-def _split(node: ir.Node, editor: Editor) -> None:
-    if not split_by_lengths(node, editor):
-        raise Refused(f"splits a dynamic dimension into {len(node.outputs)}")
+    set_input(node, 1, editor.constant(f"{node.name or node.outputs[0].name}_split", lengths, np.int64))
 
 
 def _grid_sample(node: ir.Node, editor: Editor) -> None:
@@ -214,7 +187,7 @@ def _pool(node: ir.Node, editor: Editor) -> None:
 # Operator → the opset that changed it, and how to say the same before.
 _RULES: dict[str, tuple[int, Callable[[ir.Node, Editor], None]]] = {
     "Reduce": (18, _reduce),
-    "Split": (18, _split),
+    "Split": (18, split_by_lengths),
     "GridSample": (20, _grid_sample),
     "AveragePool": (19, _pool),
     "MaxPool": (22, _pool),

@@ -9,7 +9,7 @@ reads INT8; pooling reads INT8; nothing is quantized at the network's outputs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,16 +18,12 @@ import onnx_ir as ir
 from trtopt.core.options import named
 from trtopt.core.values import Kept, Override, Precision
 from trtopt.graph.op_types import FUSED_ACTIVATIONS, RECURRENT, SIGMOIDS, WEIGHTED
-from trtopt.graph.passes.int8_neighbours import Reads, activation_of, is_image_mean, preserves, quantize_neighbours
+from trtopt.graph.passes.int8_neighbours import Reads, activation_of, is_pooling, preserves, quantize_neighbours
 from trtopt.graph.view import attribute, channel_axes, constant_tensor, is_constant, is_float, read_once, sizes
 
 GROUPED = "grouped Conv"  # an operator of its own where targets exclude operators
+_MEANS = ("GlobalAveragePool", "ReduceMean")  # of all pixels
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
-BEHIND_FLOATS = (
-    "its input comes right from a convolution in floating point that is grouped or has a Clip behind it, and TensorRT 8.6 "
-    "quantizes that wrongly"
-)
-UNTYPED = "the type of what it reads isn't known: an operator of another domain made it"
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
 
 
@@ -65,8 +61,7 @@ class Points:
         return tuple(self.reads)
 
 
-@dataclass(frozen=True)
-class _Gate:
+class _Gate(NamedTuple):
     """A squeeze-and-excite block: a tensor, its mean over the image, convolutions of that, and the product of both ends."""
 
     product: ir.Node
@@ -75,10 +70,14 @@ class _Gate:
 
 
 class _Asked(NamedTuple):
+    """The arguments of `find_points`, the nodes of `_first`, and node → why it isn't quantized, as found by quantizing it."""
+
     precision: Precision
     base: Precision
     excluded: Mapping[str, str]
     gates: Sequence[_Gate]
+    first: Set[ir.Node]
+    barred: dict[str, str]
 
 
 def find_points(
@@ -105,11 +104,11 @@ def find_points(
             and the convolutions of one pixel.
     """
     blocks = [item for item in _gates(model) if item.product.name in gates] if gates else []
-    asked = _Asked(precision, base, excluded or {}, blocks)
-    barred, bare, between = dict[str, str](), set[str](), between or {}
+    asked = _Asked(precision, base, excluded or {}, blocks, _first(model.graph), {})
+    bare, between = set[str](), between or {}
     while True:
         search = Reads(model.graph, overrides, bare)
-        weights, kept = _layers(asked, search, barred)
+        weights, kept = _layers(asked, search)
         if precision is Precision.INT8:
             for gate in blocks:
                 search.read(gate.product, 0, 1)
@@ -122,10 +121,15 @@ def find_points(
             if _operator(node) in between and search.gives_floats(_result(node) if blocks else _end(node))
         }
         floats = _floating_ends(search) & search.reads.keys() if GROUPED in between else set()
-        if giving.keys() <= barred.keys() and not floats:  # what is left of them was asked for by name
-            return _points(search, weights, kept, precision)
-        barred.update(giving)
+        if giving.keys() <= asked.barred.keys() and not floats:  # what is left of them was asked for by name
+            break
+        asked.barred.update(giving)
         bare |= floats
+    values = (*search.graph.inputs, *(value for node in search.graph for value in node.outputs))
+    reads = {str(value.name): tuple(search.reads[value.name]) for value in values if value.name in search.reads}
+    groups = dict.fromkeys(tuple(sorted(search.group_of[name])) for name in search.reads if name in search.group_of)
+    quantized = tuple(str(node.name) for node in search.quantized)
+    return Points(reads, tuple(weights), tuple(groups), quantized, tuple(kept), precision)
 
 
 def gates_of(model: ir.Model) -> tuple[str, ...]:
@@ -136,32 +140,24 @@ def gates_of(model: ir.Model) -> tuple[str, ...]:
 def _gates(model: ir.Model) -> list[_Gate]:
     gates = []
     for node in model.graph:
-        if node.op_type != "Mul" or node.domain or any(value is None for value in node.inputs):
+        if node.op_type != "Mul" or node.domain:
             continue
-        for slot, other in ((0, 1), (1, 0)):
-            end, convolutions = node.inputs[slot], list[ir.Node]()
-            maker = end.producer() if end is not None and read_once(end) else None
-            while maker is not None and not is_image_mean(maker):
+        for end, other in (node.inputs, node.inputs[::-1]):
+            maker, convolutions = end.producer() if read_once(end) else None, list[ir.Node]()
+            while maker is not None and not (maker.op_type in _MEANS and is_pooling(maker)):
                 convolutions += [maker] * (maker.op_type == "Conv")
                 within = maker.op_type in ("Conv", *SIGMOIDS, *FUSED_ACTIVATIONS) or preserves(maker)
                 value = maker.inputs[0] if within else activation_of(maker)
                 maker = None if value is None else value.producer()
-            if maker is not None and convolutions and maker.inputs[0] is node.inputs[other]:
+            if maker is not None and convolutions and maker.inputs[0] is other:
                 gates.append(_Gate(node, tuple(convolutions), maker))
                 break
     return gates
 
 
-def _points(search: Reads, weights: Sequence[Weight], kept: Sequence[Kept], precision: Precision) -> Points:
-    values = (*search.graph.inputs, *(value for node in search.graph for value in node.outputs))
-    reads = {str(value.name): tuple(search.reads[value.name]) for value in values if value.name in search.reads}
-    quantized = tuple(str(node.name) for node in search.quantized)
-    return Points(reads, tuple(weights), search.groups, quantized, tuple(kept), precision)
-
-
-def _layers(asked: _Asked, search: Reads, barred: Mapping[str, str]) -> tuple[list[Weight], list[Kept]]:
+def _layers(asked: _Asked, search: Reads) -> tuple[list[Weight], list[Kept]]:
     """Decide on convolutions and products: the weights that are quantized, and the nodes that aren't."""
-    weights, kept, first = list[Weight](), list[Kept](), _first(search.graph)
+    weights, kept = list[Weight](), list[Kept]()
     for node in search.graph:
         data, name, reason = node.inputs[0] if node.inputs else None, str(node.name), ""
         if node.domain or data is None or node.op_type not in (*WEIGHTED, *RECURRENT):
@@ -170,14 +166,13 @@ def _layers(asked: _Asked, search: Reads, barred: Mapping[str, str]) -> tuple[li
         if node.op_type in RECURRENT:
             reason = f"{node.op_type} is never quantized"
         elif data.dtype is None:
-            reason = UNTYPED
+            reason = "the type of what it reads isn't known: an operator of another domain made it"
         elif not is_float(data):
             continue
         elif precision is not None and not precision.quantized:
             reason, base = f"`precision_override=` asks for {precision}", precision
         else:
-            rules = _reasons(asked, search, node, forced=precision is not None, first=node in first, barred=barred)
-            reason = next(filter(None, rules), "")
+            reason = next(filter(None, _reasons(asked, search, node, forced=precision is not None)), "")
         if reason:
             kept.append(Kept(name, node.op_type, base, reason))
             continue
@@ -192,23 +187,15 @@ def _layers(asked: _Asked, search: Reads, barred: Mapping[str, str]) -> tuple[li
     return weights, kept
 
 
-def _reasons(
-    asked: _Asked, search: Reads, node: ir.Node, *, forced: bool, first: bool, barred: Mapping[str, str]
-) -> Iterator[str]:
-    """Return why a layer isn't quantized, or nothing, rule by rule.
-
-    Args:
-        forced: its user asks for it.
-        first: see `_first`.
-        barred: node → why not, as found out by quantizing it.
-    """
+def _reasons(asked: _Asked, search: Reads, node: ir.Node, *, forced: bool) -> Iterator[str]:
+    """Return why a layer isn't quantized, or nothing, rule by rule; `forced`: its user asks for it."""
     data, tensor = node.inputs[0], constant_tensor(node.inputs[1])
-    assert data is not None
     yield asked.excluded.get(_operator(node), "")
     if not forced:
-        yield barred.get(str(node.name), "")
+        yield asked.barred.get(str(node.name), "")
     if data.name in search.bare:
-        yield BEHIND_FLOATS
+        floats = "its input comes right from a convolution in floating point that is grouped or has a Clip behind it"
+        yield f"{floats}, and TensorRT 8.6 quantizes that wrongly"
     if data.dtype == ir.DataType.DOUBLE:
         yield "it computes in float64, which TensorRT makes float32: export the model in float32"
     if is_constant(data):
@@ -227,30 +214,23 @@ def _reasons(
         if node.op_type == "Gemm" and attribute(node, "transA", 0):
             yield "Gemm with transA=1"
         if not forced and not any(node in gate.convolutions for gate in asked.gates):
-            yield _too_small(asked.precision, node, weight, first)
+            yield _too_small(asked.precision, node, weight, node in asked.first)
 
 
 def _groups(node: ir.Node) -> int:
     return int(attribute(node, "group", 1))
 
 
-def _is_grouped(node: ir.Node) -> bool:
-    return node.op_type == "Conv" and _groups(node) > 1
-
-
 def _operator(node: ir.Node) -> str:
     """Return what targets that can't run some operators quantized call a node's."""
-    return GROUPED if _is_grouped(node) else node.op_type
+    return GROUPED if node.op_type == "Conv" and _groups(node) > 1 else str(node.op_type)
 
 
 def _floating_ends(search: Reads) -> set[str]:
     """Return the results of floating convolutions that are grouped or have a Clip behind them."""
     ends = {node: _end(node) for node in search.graph if node.op_type == "Conv" and node not in search.quantized}
-    return {
-        str(end.name)
-        for node, end in ends.items()
-        if _is_grouped(node) or ((last := end.producer()) is not None and last.op_type == "Clip")
-    }
+    floats = [end for node, end in ends.items() if _operator(node) == GROUPED or end.producer().op_type == "Clip"]
+    return {str(end.name) for end in floats}
 
 
 def _end(node: ir.Node) -> ir.Value:
@@ -285,21 +265,19 @@ def _first(graph: ir.Graph) -> set[ir.Node]:
 
 def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], first: bool) -> str:
     """Return why quantizing doesn't pay for this layer, or an empty string."""
-    useless = f"under {MIN_CHANNELS}, {str(precision).upper()} doesn't pay"
+    useless, shape = f"under {MIN_CHANNELS}, {str(precision).upper()} doesn't pay", sizes(node.inputs[0])
     if node.op_type == "Conv":
         out_channels, in_channels = weight[0], weight[1] * _groups(node)
-        shape = sizes(node.inputs[0])
         if shape is not None and len(shape) > 2 and all(size == 1 for size in shape[2:]):
             return "its input is 1×1 (squeeze-and-excite): memory-bound"
         worthwhile = first and precision is Precision.INT8  # of FP8, those of fewer channels run in FP16 all the same
-        if not worthwhile and not _is_grouped(node) and min(out_channels, in_channels) < MIN_CHANNELS:
+        if not worthwhile and _groups(node) == 1 and min(out_channels, in_channels) < MIN_CHANNELS:
             return f"{in_channels} → {out_channels} channels: {useless}"
         return ""
     if node.op_type == "ConvTranspose":
         channels = min(weight[0], weight[1] * _groups(node))
         return f"{channels} channels: {useless}" if channels < MIN_CHANNELS else ""
     k, n = (weight[axis] for axis in channel_axes(node))
-    shape = sizes(node.inputs[0])
     rows = shape[:-1] if shape else (None,)
     if all(size == 1 for size in rows):
         return "one row (matrix × vector): memory-bound"

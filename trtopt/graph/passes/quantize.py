@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +15,7 @@ from trtopt.core.errors import CalibrationError
 from trtopt.core.values import Precision
 from trtopt.core.words import first_of
 from trtopt.graph.op_types import QDQ
+from trtopt.graph.passes.casts import IR_TYPES
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor, attribute, constant, drop_unread
@@ -25,11 +26,6 @@ _QUANTIZERS = ("DynamicQuantize", "QLinear", "QOrdered", "ConvInteger", "MatMulI
 OPSET = {Precision.INT8: 13, Precision.FP8: 19}  # the first with per-axis, and with float8 Q/DQ
 LARGEST = {Precision.INT8: 127.0, Precision.FP8: 448.0}  # largest magnitude of int8 (symmetric) and of float8 E4M3
 _STORED: dict[Precision, Any] = {Precision.INT8: np.int8, Precision.FP8: ml_dtypes.float8_e4m3fn}
-_ROUNDED: dict[Precision, Any] = {
-    Precision.FP32: np.float32,
-    Precision.FP16: np.float16,
-    Precision.BF16: ml_dtypes.bfloat16,
-}
 
 
 def is_quantized(proto: onnx.ModelProto) -> bool:
@@ -54,13 +50,14 @@ def round_scale(scale: NDArray[np.floating[Any]], base: Precision) -> NDArray[np
     Weights must be quantized with the scale they are dequantized with: rounding it afterwards would leave a gain error,
     up to 0.4 % in BF16, and a scale under 2**-25 would become 0 in FP16. Past the type's largest number: infinite.
     """
-    dtype = _ROUNDED[base]
+    dtype = IR_TYPES[base].numpy()
     smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)  # type: ignore[no-untyped-call]
     with np.errstate(over="ignore"):
         held: NDArray[Any] = np.maximum(scale, smallest).astype(dtype)
     if base is Precision.FP16:
         # Among subnormals (amax under 0.008) rounding down would clip the largest values by more than half a step.
-        held = np.where(held < scale * (1 - 0.5 / LARGEST[Precision.INT8]), np.nextafter(held, dtype(np.inf)), held)
+        clipping = held < scale * (1 - 0.5 / LARGEST[Precision.INT8])
+        held = np.where(clipping, np.nextafter(held, dtype.type(np.inf)), held)
     return np.asarray(held, np.float32)
 
 
@@ -117,7 +114,7 @@ def insert_qdq(
             hold a scale.
     """
     check_scales(points, amax)
-    writer = Writer(model, points.precision)
+    editor = Editor(model)
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     nodes = {str(node.name): node for node in model.graph}
     for name, readers in points.reads.items():
@@ -127,27 +124,37 @@ def insert_qdq(
                 f"{name} reaches {amax[name]:.4g}, whose scale {str(base).upper()} can't hold: build with `bf16=True` "
                 "besides, or keep its readers out with `precision_override=`"
             )
-        dequantized = writer.pair(values[name], scale)
+        dequantized = _pair(editor, values[name], scale, points.precision)
         for node_name, slot in readers:
             nodes[node_name].replace_input_with(slot, dequantized)
     weights: dict[tuple[str, int | None], ir.Value] = {}
     for weight in points.weights:
         key, node = (weight.name, weight.axis), nodes[weight.node]
         if key not in weights:
-            weights[key] = _dequantized_weight(writer, node.inputs[weight.slot], weight, base)
+            weights[key] = _weight(editor, node.inputs[weight.slot], weight, points.precision, base)
         node.replace_input_with(weight.slot, weights[key])
         if node.op_type in ("Conv", "ConvTranspose") and attribute(node, "kernel_shape") is None:
             # ONNX takes it from the weight; TensorRT 8.6 doesn't where the weight isn't a constant (seen on an H200).
-            shape = weights[key].shape
-            assert shape is not None
-            node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [int(size) for size in shape.numpy()[2:]])
+            shape = weights[key].shape.numpy()
+            node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [int(size) for size in shape[2:]])
     drop_unread(model.graph)
-    changed = [node for readers in points.reads.values() for node, _ in readers]
-    changed += [item.node for item in points.weights]
-    return PassResult(model, dict(zip(changed, changed)))
+    changed = {node for readers in points.reads.values() for node, _ in readers}
+    return PassResult(model, changed | {weight.node for weight in points.weights})
 
 
-def _dequantized_weight(writer: Writer, value: ir.Value | None, weight: Weight, base: Precision) -> ir.Value:
+def _pair(editor: Editor, value: ir.Value, scale: NDArray[np.float32], precision: Precision) -> ir.Value:
+    """Q and DQ, one scale, right behind the producer of `value`; returns what its readers read."""
+    name, dtype = str(value.name), np.dtype(_STORED[precision])
+    parameters = _parameters(editor, name, scale, dtype)
+    codes = f"{name}_quantized", ir.DataType.from_numpy(dtype), value.shape
+    quantize = editor.node("QuantizeLinear", [value, *parameters], *codes)
+    dequantize = _dequantize(editor, name, quantize.outputs[0], parameters)
+    editor.put_behind(value, [quantize, dequantize])
+    return dequantize.outputs[0]
+
+
+def _weight(editor: Editor, value: ir.Value | None, weight: Weight, precision: Precision, base: Precision) -> ir.Value:
+    """DQ over the codes of a constant; returns its output."""
     content = constant(value)
     assert content is not None  # find_points only names constants
     weights = np.asarray(content, np.float32)
@@ -155,44 +162,28 @@ def _dequantized_weight(writer: Writer, value: ir.Value | None, weight: Weight, 
         raise CalibrationError(
             f"the weight {weight.name} of {weight.node} holds NaN or infinity: export the model again from good weights"
         )
-    scale = round_scale(weight_scales(weights, weight.axis, writer.precision), base)
+    scale = round_scale(weight_scales(weights, weight.axis, precision), base)
     if not np.isfinite(scale).all():
         raise CalibrationError(
             f"the weight {weight.name} of {weight.node} reaches {np.abs(weights).max():.4g}, whose scale {str(base).upper()} "
             f"can't hold: build with `bf16=True` besides, or keep it out with `precision_override='{weight.node}=fp32'`"
         )
-    codes = quantize_weight(weights, scale, weight.axis, writer.precision)
-    return writer.dequantize(weight.name, codes, scale, weight.axis)
+    codes = quantize_weight(weights, scale, weight.axis, precision)
+    held = editor.constant(f"{weight.name}_quantized", codes)
+    parameters = _parameters(editor, weight.name, scale, codes.dtype)
+    node = _dequantize(editor, weight.name, held, parameters, weight.axis)
+    editor.graph.insert_before(editor.graph[0], [node])
+    return node.outputs[0]
 
 
-class Writer(Editor):
-    """Adds quantization nodes beside what they quantize, with names that tell where they belong."""
+def _dequantize(
+    editor: Editor, name: str, codes: ir.Value, parameters: Sequence[ir.Value], axis: int | None = None
+) -> ir.Node:
+    output = f"{name}_dequantized", ir.DataType.FLOAT, codes.shape
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
+    return editor.node("DequantizeLinear", [codes, *parameters], *output, **attributes)
 
-    def __init__(self, model: ir.Model, precision: Precision) -> None:
-        super().__init__(model)
-        self.precision = precision
 
-    def pair(self, value: ir.Value, scale: NDArray[np.float32]) -> ir.Value:
-        """Q and DQ, one scale, right behind the producer of `value`; returns what its readers read."""
-        dtype = np.dtype(_STORED[self.precision])
-        parameters = self._parameters(str(value.name), scale, dtype)
-        codes = f"{value.name}_quantized", ir.DataType.from_numpy(dtype), value.shape
-        quantize = self.node("QuantizeLinear", [value, *parameters], *codes)
-        dequantized = f"{value.name}_dequantized", ir.DataType.FLOAT, value.shape
-        dequantize = self.node("DequantizeLinear", [*quantize.outputs, *parameters], *dequantized)
-        self.put_behind(value, [quantize, dequantize])
-        return dequantize.outputs[0]
-
-    def dequantize(self, name: str, codes: NDArray[Any], scale: NDArray[np.float32], axis: int | None) -> ir.Value:
-        """DQ over stored codes; returns its output."""
-        held = self.constant(f"{name}_quantized", codes)
-        inputs = [held, *self._parameters(name, scale, codes.dtype)]
-        attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
-        dequantized = f"{name}_dequantized", ir.DataType.FLOAT, held.shape
-        node = self.node("DequantizeLinear", inputs, *dequantized, **attributes)
-        self.graph.insert_before(self.graph[0], [node])
-        return node.outputs[0]
-
-    def _parameters(self, name: str, scale: NDArray[np.float32], dtype: np.dtype[Any]) -> tuple[ir.Value, ir.Value]:
-        zero = np.zeros(scale.shape, dtype)
-        return self.constant(f"{name}_scale", scale), self.constant(f"{name}_zero_point", zero)
+def _parameters(editor: Editor, name: str, scale: NDArray[np.float32], dtype: np.dtype[Any]) -> list[ir.Value]:
+    zero = np.zeros(scale.shape, dtype)
+    return [editor.constant(f"{name}_scale", scale), editor.constant(f"{name}_zero_point", zero)]

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import CalibrationError
 from trtopt.core.values import Precision
-from trtopt.graph.passes.placement import Points, Weight
+from trtopt.graph.passes.placement import Points
 from trtopt.graph.passes.quantize import along, quantize_weight, weight_scales
-from trtopt.graph.passes.result import PassResult
-from trtopt.graph.view import Editor, constant
+from trtopt.graph.passes.result import PassResult, set_input
+from trtopt.graph.view import Editor, constant, operand
 
 BIAS = 2  # the input of Conv and Gemm that holds it
 
@@ -40,8 +40,6 @@ class Repair:
             return NotImplemented
         one, two = (np.zeros(0) if item.bias is None else item.bias for item in (self, other))
         return np.array_equal(self.offsets, other.offsets) and np.array_equal(one, two)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def nearest(content: NDArray[np.float32], axis: int | None) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -73,22 +71,16 @@ def repair_weights(model: ir.Model, points: Points, repairs: Mapping[str, Repair
         CalibrationError: a repair doesn't fit its weight.
     """
     editor, nodes = Editor(model), {str(node.name): node for node in model.graph}
-    changed: list[str] = []
-    weights: list[Weight] = []
-    for weight in points.weights:
-        repair = repairs.get(weight.node)
-        if repair is None:
-            weights.append(weight)
-            continue
-        node = nodes[weight.node]
+    weights = {weight.node: weight for weight in points.weights}
+    changed = [name for name in weights if name in repairs]
+    for name in changed:
+        node, weight, repair = nodes[name], weights[name], repairs[name]
         content = np.asarray(constant(node.inputs[weight.slot]), np.float32)
         value = editor.constant(f"{weight.name}_repaired", repaired(content, weight.axis, repair))
         node.replace_input_with(weight.slot, value)
-        weights.append(replace(weight, name=str(value.name)))
+        weights[name] = replace(weight, name=str(value.name))
         if repair.bias is not None:
-            held = node.inputs[BIAS] if len(node.inputs) > BIAS else None
+            held = operand(node, BIAS)
             bias = repair.bias if held is None else np.asarray(constant(held), np.float32) + repair.bias
-            node.resize_inputs(max(len(node.inputs), BIAS + 1))
-            node.replace_input_with(BIAS, editor.constant(f"{weight.node}_bias_repaired", bias, np.float32))
-        changed.append(weight.node)
-    return PassResult(model, dict(zip(changed, changed))), replace(points, weights=tuple(weights))
+            set_input(node, BIAS, editor.constant(f"{name}_bias_repaired", bias, np.float32))
+    return PassResult(model, changed), replace(points, weights=tuple(weights.values()))

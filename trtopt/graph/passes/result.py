@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,13 @@ class PassResult:
 
     Attributes:
         model: the graph.
-        changes: node of the graph before → the one that computes it now, itself where it was changed; empty: none was.
+        changes: names of the nodes that it changed, or made; empty: none.
         kept: nodes that it left in a higher precision, each with its reason.
     """
 
     model: ir.Model
-    changes: Mapping[str, str] = field(default_factory=dict)
+    changes: Collection[str] = ()
     kept: tuple[Kept, ...] = ()
-
-    @property
-    def changed(self) -> bool:
-        return bool(self.changes)
 
 
 class Refused(Exception):
@@ -44,8 +40,8 @@ class Line:
         self.nodes: list[ir.Node] = []
         self._editor, self._name = editor, str(node.name or node.outputs[0].name)
 
-    def number(self, content: Any, dtype: Any = np.float32) -> ir.Value:
-        return self._editor.constant(f"{self._name}/constant", content, dtype)
+    def integers(self, content: Any) -> ir.Value:
+        return self._editor.constant(f"{self._name}/constant", content, np.int64)
 
     def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         name = self._editor.fresh(f"{self._name}/{op}")
@@ -53,20 +49,24 @@ class Line:
         return self.nodes[-1].outputs[0]
 
 
-def rewrite_nodes(
-    model: ir.Model, rule: Callable[[ir.Node, Editor], bool], failure: str, instead: str
-) -> dict[str, str]:
+def set_input(node: ir.Node, slot: int, value: ir.Value) -> None:
+    """Give a node an input, those before it that it hasn't left out."""
+    node.resize_inputs(max(slot + 1, len(node.inputs)))
+    node.replace_input_with(slot, value)
+
+
+def rewrite_nodes(model: ir.Model, rule: Callable[[ir.Node, Editor], bool], failure: str, instead: str) -> list[str]:
     """Let a rule rewrite every node, those of bodies too, and name those that it says it changed.
 
     Raises:
         UnsupportedOperator: "FAILURE … node(s)", with every node that the rule refuses, and `instead`.
     """
-    editor, issues, changes = Editor(model), list[Issue](), dict[str, str]()
+    editor, issues, changes = Editor(model), list[Issue](), list[str]()
     for node in list(model.graph.all_nodes()):
         name = node.name or f"{node.op_type} → {node.outputs[0].name!r}"
         try:
             if rule(node, editor):
-                changes[name] = name
+                changes.append(name)
         except Refused as reason:
             issues.append(Issue(name, node.op_type, str(reason)))
     if issues:

@@ -19,23 +19,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.core.errors import CalibrationError
+from trtopt.graph.passes.int8_neighbours import through
 from trtopt.graph.passes.placement import Points
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import whole_copy
-from trtopt.graph.view import (
-    Editor,
-    attribute,
-    channel_axes,
-    constant,
-    drop_unread,
-    operand,
-    read_once,
-    to_ir,
-    to_proto,
-)
+from trtopt.graph.view import Editor, attribute, channel_axes, constant, drop_unread, read_once, to_ir, to_proto
 
 Floats = NDArray[np.float32]
-_HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu")
 
 
 @dataclass(frozen=True)
@@ -121,7 +111,7 @@ def smooth(model: ir.Model, factors: Mapping[str, Floats]) -> PassResult:
             reader.replace_input_with(1, editor.constant(f"{reader.name}_smoothed", content, np.float32))
             changed.append(str(reader.name))
     drop_unread(model.graph)
-    return PassResult(model, dict(zip(changed, changed)))
+    return PassResult(model, changed)
 
 
 def smoothed(proto: ModelProto, factors: Mapping[str, Floats]) -> ModelProto:
@@ -158,9 +148,7 @@ def _matrix(node: ir.Node) -> Floats | None:
         groups = attribute(node, "group", 1)
         grouped = content.reshape(groups, len(content) // groups, *content.shape[1:])
         return np.moveaxis(grouped, 2, 1).reshape(groups * content.shape[1], -1)
-    if content.ndim != 2:
-        return None
-    return np.moveaxis(content, channel_axes(node)[0], 0)
+    return np.moveaxis(content, channel_axes(node)[0], 0) if content.ndim == 2 else None
 
 
 def _spread(node: ir.Node, factor: Floats) -> Floats:
@@ -174,17 +162,12 @@ def _spread(node: ir.Node, factor: Floats) -> Floats:
 
 def _in_front(value: ir.Value) -> ir.Node | None:
     """The convolution that gives `value`, through nothing but activations that a positive factor passes; None: none does."""
-    if value.is_graph_output():
+
+    def homogeneous(node: ir.Node) -> bool:
+        return node.op_type in ("Relu", "LeakyRelu", "PRelu") and not node.domain and read_once(node.inputs[0])
+
+    node = through(value.producer(), homogeneous)
+    if node is None or node.op_type != "Conv" or node.domain or value.is_graph_output():
         return None
-    node = value.producer()
-    while node is not None and node.op_type in _HOMOGENEOUS and not node.domain:
-        before = node.inputs[0]
-        if before is None or not read_once(before):
-            return None
-        node = before.producer()
-    if node is None or node.op_type != "Conv" or node.domain:
-        return None
-    weights = [constant(operand(node, 1))]
-    if operand(node, 2) is not None:
-        weights.append(constant(operand(node, 2)))
+    weights = [constant(item) for item in node.inputs[1:] if item is not None]
     return node if all(item is not None and item.dtype == np.float32 for item in weights) else None

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph.op_types import RESHAPING
+from trtopt.graph.passes.result import set_input
 from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, read_once, sizes
 
 _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
@@ -33,14 +34,14 @@ def tidy(model: ir.Model) -> None:
             _concat(node)
         elif (before := node.inputs[0].producer()) is not None and before.op_type == node.op_type and not before.domain:
             _join(before, node, editor, opset)
-        if (given := _given(node, editor, opset)) is not None:
+        if (given := _given(node, editor)) is not None:
             node.resize_inputs(1)
             node.replace_input_with(0, given)
             node.op_type = "Identity"
             node.attributes.clear()
 
 
-def _given(node: ir.Node, editor: Editor, opset: int) -> ir.Value | None:
+def _given(node: ir.Node, editor: Editor) -> ir.Value | None:
     """The input that a node gives as it is, or the constant that it always gives; None: it does something."""
     op, before, after = node.op_type, sizes(node.inputs[0]), sizes(node.outputs[0])
     unknown = before.count(None) if before is not None and before == after else _SHORT
@@ -56,24 +57,20 @@ def _given(node: ir.Node, editor: Editor, opset: int) -> ir.Value | None:
         known = [number for number in _numbers(node.outputs[0]) or [None] if isinstance(number, int)]
         if known and len(known) == math.prod(size or 0 for size in after):
             return editor.constant(f"{node.outputs[0].name}/sizes", np.reshape(known, after), np.int64)
-    elif op == "Cast":
-        idle = node.inputs[0].dtype is not None and node.inputs[0].dtype == attribute(node, "to")
     elif op in RESHAPING:
         idle = unknown < 2  # as many values, so that the open size is the same, too
     elif op in ("Expand", "Slice"):
         steps = constant(operand(node, 4))
         idle = unknown == 0 and (operand(node, 4) is None or (steps is not None and (steps > 0).all()))
     elif op == "Pad":
-        amounts = attribute(node, "pads") if opset < 11 else constant(operand(node, 1))
+        amounts = attribute(node, "pads", constant(operand(node, 1)))  # before opset 11: an attribute
         idle = amounts is not None and not np.any(amounts)
     elif op == "Transpose":
         idle = (order := _permutation(node)) is not None and order == sorted(order)
-    elif op == "Dropout":
-        mode = constant(operand(node, 2))
-        training = operand(node, 2) is not None and (mode is None or mode.any())
-        idle = not training and not any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
-    elif op in ("Concat", "Split"):
-        idle = len(node.inputs if op == "Concat" else node.outputs) == 1
+    elif op == "Dropout":  # before opset 12; later ones are the library's
+        idle = len(node.inputs) == 1 and not any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+    elif op == "Split":
+        idle = len(node.outputs) == 1
     return node.inputs[0] if idle else None
 
 
@@ -143,8 +140,7 @@ def _reshape(node: ir.Node, editor: Editor) -> None:
     if held is None:
         node.op_type = "Reshape"
         node.attributes.clear()
-        node.resize_inputs(2)
-        node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}/shape", target, np.int64))
+        set_input(node, 1, editor.constant(f"{node.outputs[0].name}/shape", target, np.int64))
     before = node.inputs[0].producer() if node.inputs[0] is not None else None
     if before is not None and _views(before) and 0 not in target:
         node.replace_input_with(0, before.inputs[0])
@@ -158,17 +154,13 @@ def _views(node: ir.Node) -> bool:
 
 
 def _concat(node: ir.Node) -> None:
-    """Drop empty parts, and write out parts that are Concats along the same axis."""
-    form, axis = sizes(node.outputs[0]), attribute(node, "axis")
-    parts = list[ir.Value | None]()
+    """Write out parts that are Concats along the same axis."""
+    wanted, parts = ("Concat", "", node.graph, attribute(node, "axis")), list[ir.Value]()
     for value in node.inputs:
-        length = sizes(value)
-        if form is not None and length is not None and len(length) == len(form) and length[axis] == 0:
-            continue
-        before = value.producer() if value is not None and read_once(value) else None
-        joins = before is not None and (before.op_type, before.domain, before.graph) == ("Concat", "", node.graph)
-        parts += before.inputs if before is not None and joins and attribute(before, "axis") == axis else [value]
-    if parts and parts != list(node.inputs):
+        before = value.producer() if read_once(value) else None
+        found = before and (before.op_type, before.domain, before.graph, attribute(before, "axis"))
+        parts += before.inputs if before is not None and found == wanted else [value]
+    if len(parts) > len(node.inputs):
         node.resize_inputs(len(parts))
         for slot, part in enumerate(parts):
             node.replace_input_with(slot, part)
@@ -201,5 +193,4 @@ def _join(before: ir.Node, node: ir.Node, editor: Editor, opset: int) -> None:
         return
     node.replace_input_with(0, before.inputs[0])
     for slot, content in enumerate(merged, 1):
-        node.resize_inputs(max(slot + 1, len(node.inputs)))
-        node.replace_input_with(slot, editor.constant(f"{node.outputs[0].name}/{slot}", content, np.int64))
+        set_input(node, slot, editor.constant(f"{node.outputs[0].name}/{slot}", content, np.int64))

@@ -50,7 +50,6 @@ _WITHOUT = {
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _GUARDED = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}  # what zero makes infinite, and in which slot
 _LEAST = 2.0**-25  # half of the smallest number that FP16 holds
-_CAST_OPSET = 17  # for models that import none: what every generation reads
 
 
 def typed_opset(base: Precision, quantized: bool) -> int:
@@ -97,10 +96,7 @@ def typed_already(model: ir.Model) -> Precision | None:
 
 
 def keep_fp32(
-    model: ir.Model,
-    base: Precision,
-    overrides: Sequence[Override] = (),
-    measured: Mapping[str, str] | None = None,
+    model: ir.Model, base: Precision, overrides: Sequence[Override] = (), measured: Mapping[str, str] | None = None
 ) -> tuple[Kept, ...]:
     """Nodes that must not run in `base`: what would overflow, what computes shapes, what the user named.
 
@@ -137,37 +133,31 @@ def to_typed(
     if base is Precision.FP32:
         return PassResult(model)
     if not opset_of(model):
-        model.opset_imports[""] = _CAST_OPSET
+        model.opset_imports[""] = 17  # for its casts: what every generation reads
     kept = _kept(model, base, overrides, measured or {}, typed=True)
     typing = Typing(model, base, io_fp32, kept)
     typing.apply()
-    return PassResult(model, {name: name for name in sorted(typing.reduced)}, tuple(kept.values()))
-
-
-class _KeptNodes(dict[str, Kept]):
-    """Nodes that stay in FP32, each for the first reason found."""
-
-    def keep(self, node: ir.Node, reason: str) -> None:
-        self.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
+    return PassResult(model, typing.reduced, tuple(kept.values()))
 
 
 def _kept(
     model: ir.Model, base: Precision, overrides: Sequence[Override], measured: Mapping[str, str], *, typed: bool
 ) -> dict[str, Kept]:
-    kept = _KeptNodes()
-    own, keep = typed_already(model), kept.keep
-    from_shape = _shape_arithmetic(model.graph)
-    for node in model.graph:
-        precision = overriding(overrides, node.name or "", node.op_type)
+    """Return the nodes that stay in FP32, by name, each with the first reason found."""
+    kept, own, from_shape = dict[str, Kept](), typed_already(model), _shape_arithmetic(model.graph)
+
+    def keep(node: ir.Node, reason: str) -> None:
+        kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
+
+    asked = {node: overriding(overrides, node.name or "", node.op_type) for node in model.graph}
+    for node, precision in asked.items():
         if precision is Precision.FP32:
             keep(node, "`precision_override=` asks for fp32")
-            continue
-        if node.op_type in CONTROL_FLOW:
+        elif node.op_type in CONTROL_FLOW:
             keep(node, "control flow: its body stays as it is")
+        elif not any(map(is_fp32, node.outputs)):
             continue
-        if not any(map(is_fp32, node.outputs)):
-            continue
-        if own is not None and node.op_type not in QDQ:
+        elif own is not None and node.op_type not in QDQ:
             keep(node, f"FP32 in the model, which is {str(own).upper()} already: its types are its author's")
         elif typed and (reason := _untyped(node, base, model.opset_imports)):
             keep(node, reason)
@@ -190,13 +180,16 @@ def _kept(
         elif (largest := _largest_constant(node)) > FP16_MAX:
             keep(node, f"holds a constant of magnitude {largest:.3g}; FP16 ends at 65504")
     if base is Precision.FP16:
-        _extend_over_variance(model.graph, kept, overrides, measured)
-        _keep_guards(model.graph, kept, overrides)
-    if typed:
-        for node in model.graph:
-            if node.op_type in RECURRENT and node.name in kept:
-                for mover in _feeding(node):
-                    keep(mover, f"moves what {node.name} reads, which stays in FP32")
+        squares = [node for node in asked if node.op_type in ("Pow", "Mul") and str(node.name) in kept]
+        unsafe = [node for node in squares if kept[str(node.name)].reason != measured.get(str(node.name))]
+        for node in _behind_squares(unsafe, asked):
+            keep(node, "follows a square (variance or norm); its input may pass 65504")
+        for node, reason in _guards(asked):
+            keep(node, reason)
+    for node in model.graph if typed else ():
+        if node.op_type in RECURRENT and node.name in kept:
+            for mover in _feeding(node):
+                keep(mover, f"moves what {node.name} reads, which stays in FP32")
     return kept
 
 
@@ -210,10 +203,8 @@ def _clipped(node: ir.Node) -> bool:
 def _feeding(node: ir.Node) -> Iterator[ir.Node]:
     """Return what only moves a node's inputs: TensorRT's recurrent layers can't read through a cast in front of it."""
     for value in node.inputs:
-        while (
-            value is not None and (mover := value.producer()) is not None and mover.op_type in (*RESHAPING, "Transpose")
-        ):
-            if not read_once(value):
+        while value is not None and read_once(value) and (mover := value.producer()) is not None:
+            if mover.op_type not in (*RESHAPING, "Transpose"):
                 break
             yield mover
             value = mover.inputs[0]
@@ -240,31 +231,25 @@ def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
     return ""
 
 
-def _extend_over_variance(
-    graph: ir.Graph, kept: _KeptNodes, overrides: Sequence[Override], measured: Mapping[str, str]
-) -> None:
+def _behind_squares(squares: Sequence[ir.Node], asked: Mapping[ir.Node, Precision | None]) -> Iterator[ir.Node]:
     """A square is only safe if what follows it (mean, + epsilon, square root, division) stays FP32 as well."""
-    squares = [node for node in graph if node.op_type in ("Pow", "Mul") and str(node.name) in kept]
-    chain = {node for node in squares if kept[str(node.name)].reason != measured.get(str(node.name))}
-    for node in graph:
-        if overriding(overrides, node.name or "", node.op_type) is not None:
-            continue
-        producers = (value.producer() for value in node.inputs if value is not None)
-        if node.op_type in _VARIANCE_TAIL and any(item in chain and item.op_type != "Div" for item in producers):
+    chain = set(squares)
+    for node, precision in asked.items():
+        after = any(item in chain and item.op_type != "Div" for item in node.predecessors())
+        if after and precision is None and node.op_type in _VARIANCE_TAIL:
             chain.add(node)
-            kept.keep(node, "follows a square (variance or norm); its input may pass 65504")
+            yield node
 
 
-def _keep_guards(graph: ir.Graph, kept: _KeptNodes, overrides: Sequence[Override]) -> None:
+def _guards(asked: Mapping[ir.Node, Precision | None]) -> Iterator[tuple[ir.Node, str]]:
     """`x + 1e-8` or `max(x, 1e-10)` before a logarithm or a division: in FP16 the constant is zero, and guards nothing."""
-    for node in graph:
-        least = _lost_guard(node)
-        readers = (
-            [use.node for use in node.outputs[0].uses() if _GUARDED.get(use.node.op_type) == use.idx] if least else []
-        )
+    for node in asked:
+        if not (least := _lost_guard(node)):
+            continue
+        readers = [use.node for use in node.outputs[0].uses() if _GUARDED.get(use.node.op_type) == use.idx]
         for item in [node, *readers] if readers else ():
-            if overriding(overrides, item.name or "", item.op_type) is None:
-                kept.keep(item, f"{least:.2g} keeps {node.outputs[0].name} from zero, and is zero in FP16")
+            if asked.get(item) is None:
+                yield item, f"{least:.2g} keeps {node.outputs[0].name} from zero, and is zero in FP16"
 
 
 def _lost_guard(node: ir.Node) -> float:
@@ -294,9 +279,8 @@ def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
 def _largest_constant(node: ir.Node) -> float:
     largest = 0.0
     for slot, value in enumerate(node.inputs):
-        if slot in PINNED_SLOTS.get(node.op_type, ()) or not is_float(value):
-            continue
-        content = constant(value)
+        pinned = slot in PINNED_SLOTS.get(node.op_type, ())
+        content = constant(value) if is_float(value) and not pinned else None
         if content is None or not content.size:
             continue
         numbers = content.astype(np.float32, copy=False)
