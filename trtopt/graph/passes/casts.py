@@ -142,9 +142,8 @@ class Typing(Editor):
         if key not in self.casts:
             name = f"{value.name}_{dtype.name.lower()}"
             if value.is_initializer():
-                held = (
-                    value.const_value
-                )  # converted when it is written: of large models not all fit into memory in both
+                held = value.const_value
+                # Converted when it is written: of large models not all fit into memory in both.
                 lazily = ir.LazyTensor(lambda: _narrowed(held.numpy(), dtype), dtype, held.shape)
                 self.casts[key] = self.initializer(name, lazily)
             else:
