@@ -6,10 +6,7 @@ page's own policy lets no other script run. Nothing is measured here: the manife
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -341,11 +338,7 @@ def _provenance(subject: _Subject) -> dict[str, Any]:
 def html(contents: Mapping[str, Any]) -> str:
     """Make the page of a report's contents."""
     jinja2 = require("jinja2", "report", "writing a report")
-    markup = require("markupsafe", "report", "writing a report").Markup
     source = whole(Path(__file__).with_name("page.html")).decode()
-    script = re.search(r"<script>(.*?)</script>", source, re.S)
-    assert script is not None
-    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -363,10 +356,9 @@ def html(contents: Mapping[str, Any]) -> str:
         "grouped": _grouped,
         "nodes": _nodes,
     }
-    drawings = {name: markup(svg) for name, svg in _drawings(contents).items()}
     limits = {"rows": ROWS, "lines": LINES, "bars": BARS}
     try:
-        return str(environment.from_string(source).render(contents, charts=drawings, digest=digest, **limits)) + "\n"
+        return str(environment.from_string(source).render(contents, charts=_charts(contents), **limits)) + "\n"
     except jinja2.UndefinedError as error:
         raise KeyError(str(error)) from error
 
@@ -419,22 +411,21 @@ def _nodes(names: Sequence[str]) -> str:
     return ", ".join(filter(None, [*shown, *rest]))
 
 
-def _drawings(contents: Mapping[str, Any]) -> dict[str, str]:
-    """Draw the charts for which there are numbers."""
-    drawings: dict[str, str] = {}
+def _charts(contents: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the charts for which there are numbers."""
+    found: dict[str, Mapping[str, Any]] = {}
     damage = [layer for layer in contents["layers"] if layer["ms"] is not None and layer["damage_db"] is not None]
     if damage:
         points = [
             (
-                f"#{layer['number']} {visible(_short(layer['name']))}",
+                f"#{layer['number']} {_short(layer['name'])}",
                 layer["ms"],
                 layer["damage_db"],
                 layer["precision"] or "unknown",
             )
             for layer in sorted(damage, key=lambda layer: layer["damage_db"])[:ROWS]  # most damage first
         ]
-        axes = ("milliseconds", "dB left if only it is quantized")
-        drawings["damage"] = charts.scatter("Milliseconds and decibels of each layer", points, *axes, fewer_up=True)
+        found["damage"] = charts.scatter(points, fewer_up=True)
     if (tuning := contents["tuning"]) is not None:
         named = {"chosen": "chosen", "before": "before", "whole": "repaired"}
         choices = [(named[key], tuning[key]) for key in named] + [("tried", item) for item in tuning["front"][:ROWS]]
@@ -444,6 +435,5 @@ def _drawings(contents: Mapping[str, Any]) -> dict[str, str]:
             for label, item in choices if abs(float(item["snr_db"])) < 1000  # what isn't finite has no place
         ]  # fmt: skip
         if dots:
-            axes = ("% of the arithmetic in 8 bits", "dB")
-            drawings["front"] = charts.scatter("Accuracy against the share in 8 bits", dots, *axes)
-    return drawings
+            found["front"] = charts.scatter(dots)
+    return found
