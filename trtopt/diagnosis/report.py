@@ -81,7 +81,7 @@ def report(request: ReportRequest) -> Report:
         raise UsageError(f"{path} has no manifest beside it, which is what a report tells: trtopt inspect {path}")
     try:
         with request.reporter.phase("drawing"):
-            results = measurements(request.results, plan)
+            results = measurements(request.results, plan, engine.manifest.plan["sha256"])
             subject = _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
             contents = plain(_contents(subject))
             page = html(contents).encode()

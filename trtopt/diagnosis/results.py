@@ -17,7 +17,7 @@ from trtopt.core.documents import Damaged, plain, read_json
 from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.files import sha256_file, write_json
 from trtopt.core.progress import Reporter
-from trtopt.engine.manifest import Manifest, load_manifest, manifest_path, read_manifest
+from trtopt.engine.manifest import Manifest, load_manifest
 from trtopt.evaluation.verify import engine_file
 from trtopt.graph.io import load_model
 
@@ -47,12 +47,9 @@ class _Candidate(TypedDict):
     accuracy: Compared | None
 
 
-class _Chosen(TypedDict, total=False):
+class _Comparison(TypedDict, total=False):
     best: bool
     limits: dict[str, float | None]
-
-
-class _Comparison(_Chosen):
     candidates: list[_Candidate]
     kept: str
 
@@ -99,12 +96,12 @@ class Results:
             setattr(self, command, content)
 
 
-def measurements(results: Sequence[Any], engine: Path) -> Results:
-    """Gather what was measured of an engine: what lies beside it, if it is of this very plan, and what functions gave."""
+def measurements(results: Sequence[Any], engine: Path, digest: str) -> Results:
+    """Gather what was measured of an engine: what lies beside it, if it is of this very plan (`digest`, its SHA-256), and what
+    functions gave."""
     gathered, kept = Results(), _kept(engine)
-    if kept["results"] and kept["sha256"] == _digest(engine):
-        for command, item in kept["results"].items():
-            gathered.take(command, item["result"])
+    for command, item in kept["results"].items() if kept["sha256"] == digest else ():
+        gathered.take(command, item["result"])
     for result in results:
         to_plain = getattr(result, "to_json", getattr(result, "describe", dict))
         content: Mapping[str, Any] = to_plain()
@@ -122,7 +119,7 @@ def measurements(results: Sequence[Any], engine: Path) -> Results:
 def comparison_of(manifest: Manifest) -> Mapping[str, Any]:
     """Return what a manifest says of the precisions that were compared; none where it can't be read, as of another version."""
     said = plain(dict(manifest.comparison or {}))
-    with contextlib.suppress(msgspec.ValidationError):
+    with contextlib.suppress(msgspec.ValidationError, KeyError):
         msgspec.convert(said, _Comparison)
         if any(item["precision"] == said["kept"] for item in said["candidates"]):
             return dict(said)
@@ -175,8 +172,3 @@ def _kept(engine: str | os.PathLike[str]) -> _Kept:
         return msgspec.convert(read_json(f"{os.fspath(engine)}{BESIDE}"), _Kept)
     except (Damaged, msgspec.ValidationError):
         return {"format": "trtopt.results/1", "engine": "", "sha256": "", "results": {}}
-
-
-def _digest(engine: Path) -> str:
-    """The plan's SHA-256; where the manifest lies alone, the one that it says."""
-    return sha256_file(engine) if engine.is_file() else str(read_manifest(manifest_path(engine)).plan["sha256"])
