@@ -12,11 +12,13 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 426, 12, 238  # of the axes; the page's `scat
 
 
 def scatter(points: Sequence[tuple[str, float, float, str]], *, fewer_up: bool = False) -> dict[str, Any]:
-    """Place dots: (what it is, x, y, precision); of the first few a label is written where there is room.
+    """Place dots: (what it is, x, y, precision); of the first few a label is written where there is room. Nothing of none.
 
     Args:
         fewer_up: less stands higher.
     """
+    if not points:
+        return {}
     left_of, columns = _axis([point[1] for point in points], _LEFT, _RIGHT)
     top_of, rows = _axis([point[2] for point in points], *((_TOP, _BOTTOM) if fewer_up else (_BOTTOM, _TOP)))
     dots, written = list[dict[str, Any]](), list[tuple[float, float]]()

@@ -18,12 +18,12 @@ from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.files import sha256_file, write_json
 from trtopt.core.progress import Reporter
 from trtopt.engine.manifest import Manifest, load_manifest
+from trtopt.engine.reports import EngineReport
 from trtopt.evaluation.verify import engine_file
 from trtopt.graph.io import load_model
 
 BESIDE, DIGEST = ".results.json", "engine_sha256"
 _FORMAT = "trtopt.results/1"
-Figure = float | Literal["inf", "-inf", "nan"]
 
 
 class _Top(TypedDict):
@@ -34,7 +34,7 @@ class Compared(TypedDict):
     """Results of `verify`, as a manifest or a state file has them."""
 
     samples: int
-    snr_db: Figure
+    snr_db: float | Literal["inf", "-inf", "nan"]
     top1_agreement: float | None
     reference_accuracy: _Top | None
     candidate_accuracy: _Top | None
@@ -73,9 +73,13 @@ _PROOFS = {  # command → keys that only its result has together
 
 
 @dataclass
-class Results:
-    """All that was measured of one engine; of `accuracy`, `verify`'s, what `missed` the limits."""
+class Subject:
+    """An engine, and all that was measured of it; of `accuracy`, `verify`'s, what `missed` the limits."""
 
+    plan: Path
+    engine: EngineReport
+    manifest: Manifest
+    candidates: Mapping[str, Any]  # the comparison of precisions
     profile: Any = None
     sensitivity: Any = None
     bench: Any = None
@@ -84,36 +88,32 @@ class Results:
     accuracy: Any = None
     missed: Sequence[str] = ()
 
-    def take(self, command: str, content: Mapping[str, Any]) -> None:
-        """Add a result."""
-        if command in ("build", "tune", "pipeline"):
-            built = content["build"] if command == "pipeline" else content
-            self.tuning = built["tuning"] or self.tuning
-        if command in ("verify", "pipeline"):
-            self.accuracy = (content if command == "verify" else content["agreement"]) or self.accuracy
-            self.missed = content.get("missed") or ()
-        elif command not in ("build", "tune"):
-            setattr(self, command, content)
 
-
-def measurements(results: Sequence[Any], engine: Path, digest: str) -> Results:
-    """Gather what was measured of an engine: what lies beside it, if it is of this very plan (`digest`, its SHA-256), and what
-    functions gave."""
-    gathered, kept = Results(), _kept(engine)
-    for command, item in kept["results"].items() if kept["sha256"] == digest else ():
-        gathered.take(command, item["result"])
+def measured(plan: Path, engine: EngineReport, manifest: Manifest, results: Sequence[Any]) -> Subject:
+    """Gather what was measured of an engine: what lies beside it, if it is of this very plan, and what functions gave."""
+    subject, kept = Subject(plan, engine, manifest, comparison_of(manifest)), _kept(plan)
+    same = kept["sha256"] == manifest.plan["sha256"]  # which was held against the file
+    found = [(command, item["result"]) for command, item in kept["results"].items() if same]
     for result in results:
-        to_plain = getattr(result, "to_json", getattr(result, "describe", dict))
-        content: Mapping[str, Any] = to_plain()
+        content: Mapping[str, Any] = getattr(result, "to_json", getattr(result, "describe", dict))()
         command = next((name for name, keys in _PROOFS.items() if keys <= content.keys()), "")
-        name = str((content["build"] if command == "pipeline" else content).get("engine", engine))
-        if not command or Path(name).name != engine.name:
+        name = str((content["build"] if command == "pipeline" else content).get("engine", plan))
+        if not command or Path(name).name != plan.name:
             raise UsageError(
-                f"results are what {', '.join(_PROOFS)} gave of {engine.name}, not "
+                f"results are what {', '.join(_PROOFS)} gave of {plan.name}, not "
                 f"{type(result).__name__}{f' of {name}' * bool(command)}"
             )
-        gathered.take(command, content)
-    return gathered
+        found.append((command, content))
+    for command, content in found:
+        if command in ("build", "tune", "pipeline"):
+            built = content["build"] if command == "pipeline" else content
+            subject.tuning = built["tuning"] or subject.tuning
+        if command in ("verify", "pipeline"):
+            subject.accuracy = (content if command == "verify" else content["agreement"]) or subject.accuracy
+            subject.missed = content.get("missed") or ()
+        elif command not in ("build", "tune"):
+            setattr(subject, command, content)
+    return subject
 
 
 def comparison_of(manifest: Manifest) -> Mapping[str, Any]:
