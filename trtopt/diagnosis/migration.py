@@ -24,23 +24,13 @@ IMAGES = ("--images", "DIR", "--preprocess", "PRESET")
 _PROGRAMS = ("trtexec", "tensorrt_rtx")
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row of old_options.md."""
-
-    gone: str
-    action: str
-    words: str
-    said: str
-
-
-def _rows() -> dict[str, _Row]:
-    """The table by option."""
-    rows: dict[str, _Row] = {}
+def _rows() -> dict[str, tuple[str, str, str, str]]:
+    """The rows of old_options.md by option: the TensorRT without it, what it becomes, with which words, and what is said."""
+    rows = dict[str, tuple[str, str, str, str]]()
     table = whole(Path(__file__).with_name("old_options.md")).decode().partition("|---|\n")[2]
     for line in table.splitlines():
-        names, gone, action, words, said = (part.strip() for part in line.strip("|").split("|"))
-        rows |= dict.fromkeys(names.split(), _Row(gone and f"TensorRT {gone}", action, words, said))
+        names, gone, becomes, words, said = (part.strip() for part in line.strip("|").split("|"))
+        rows |= dict.fromkeys(names.split(), (gone and f"TensorRT {gone}", becomes, words, said))
     return rows
 
 
@@ -147,23 +137,23 @@ class _Draft:
     replaced: list[Replacement] = field(default_factory=list)
 
     def take(self, name: str, what: str, value: str) -> None:
-        row = OPTIONS.get(name)
-        if row is None:
+        if name not in OPTIONS:
             self.say(what, "trtopt has nothing for it", lacking=True)
-        if row is None or value == "disable":  # of --sparsity, as it is by itself
+        if name not in OPTIONS or value == "disable":  # of --sparsity, as it is by itself
             return
+        gone, action, counterpart, said = OPTIONS[name]
         value = _VALUES.get(value, value.replace("'", ""))
-        words = [word.replace("{}", value) for word in row.words.split()]
-        for place in (self.build,) * ("build" in row.action) + (self.bench,) * ("bench" in row.action):
+        words = [word.replace("{}", value) for word in counterpart.split()]
+        for place in (self.build,) * ("build" in action) + (self.bench,) * ("bench" in action):
             place += [] if words[:1] and words[0] in place else words  # two options may have one counterpart
-        match row.action:
+        match action:
             case "set":
                 for name, _, text in (word.partition("=") for word in words):
                     setattr(self, name, text)
             case "precision":
-                self.precisions.add(row.words)
+                self.precisions.add(counterpart)
             case "min" | "opt" | "max":
-                self.profiles[-1][row.action] = value
+                self.profiles[-1][action] = value
             case "profile":
                 self.profiles += [{}] if self.profiles[-1] else []
             case "fed":
@@ -171,9 +161,9 @@ class _Draft:
                 for ranges in parse_profile(value).values():
                     self.bench += ["--batch", str(ranges.opt[0])] if ranges.opt and "--batch" not in self.bench else []
             case "layers" | "pools":
-                self._parts(what, value, row.action == "layers")
-        if row.said:
-            self.say(what, row.said.replace("{}", value), row.gone, row.action == "none")
+                self._parts(what, value, action == "layers")
+        if said:
+            self.say(what, said.replace("{}", value), gone, action == "none")
 
     def say(self, what: str, instead: str, gone: str = "", lacking: bool = False) -> None:
         self.replaced.append(Replacement(what, gone, instead, lacking))
