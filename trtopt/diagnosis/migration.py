@@ -5,6 +5,7 @@ Options are as 8.6 to 11 list them; what 10 and 11 dropped is from NVIDIA's migr
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -35,18 +36,9 @@ def _rows() -> dict[str, tuple[str, str, str, str]]:
 
 
 OPTIONS = _rows()
-
-
-def wrapped(text: str, indent: int = 4, start: int = 0) -> list[str]:
-    """Return lines of 80 columns; all but the first are indented."""
-    return textwrap.wrap(
-        text,
-        80,
-        initial_indent=" " * start,
-        subsequent_indent=" " * indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+wrapped = functools.partial(  # into lines for a terminal; commands in them stay whole
+    textwrap.wrap, width=80, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,7 @@ class Migration:
             yield ""
         for item in self.replaced:
             yield from wrapped(f"{item.what}{f' (gone in {item.gone})' if item.gone else ''}")
-            yield from wrapped(f"{'no equivalent: ' * item.lacking}{item.instead}", start=4)
+            yield from wrapped(f"{'no equivalent: ' * item.lacking}{item.instead}", initial_indent="    ")
 
 
 def migrated(source: str) -> Migration:

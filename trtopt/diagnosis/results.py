@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import msgspec
-
-from trtopt.core.documents import Damaged, plain, read_json
+from trtopt.core.documents import Damaged, checked, plain, read_json
 from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.files import sha256_file, write_json
 from trtopt.core.progress import Reporter
@@ -119,8 +117,8 @@ def measured(plan: Path, engine: EngineReport, manifest: Manifest, results: Sequ
 def comparison_of(manifest: Manifest) -> Mapping[str, Any]:
     """Return what a manifest says of the precisions that were compared; none where it can't be read, as of another version."""
     said = plain(dict(manifest.comparison or {}))
-    with contextlib.suppress(msgspec.ValidationError, KeyError):
-        msgspec.convert(said, _Comparison)
+    with contextlib.suppress(Damaged, KeyError):
+        checked(said, _Comparison)
         if any(item["precision"] == said["kept"] for item in said["candidates"]):
             return dict(said)
     return {"candidates": [], "kept": None}
@@ -169,6 +167,6 @@ def _made_of(model: str | os.PathLike[str]) -> Iterator[Path]:
 def _kept(engine: str | os.PathLike[str]) -> _Kept:
     """Read what lies beside the engine; nothing of no plan, where that isn't trtopt's."""
     try:
-        return msgspec.convert(read_json(f"{os.fspath(engine)}{BESIDE}"), _Kept)
-    except (Damaged, msgspec.ValidationError):
+        return checked(read_json(f"{os.fspath(engine)}{BESIDE}"), _Kept)
+    except Damaged:
         return {"format": "trtopt.results/1", "engine": "", "sha256": "", "results": {}}

@@ -144,9 +144,7 @@ def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None, argumen
 
 
 def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
-    require("torchvision", "torch", "a torchvision model")
-    from torchvision import models
-
+    models = require("torchvision", "torch", "a torchvision model").models
     names, text = models.list_models(), f"torchvision:{name}"
     if name not in names:
         close = ", ".join(difflib.get_close_matches(name, names, 3)) or "see torchvision.models.list_models()"
