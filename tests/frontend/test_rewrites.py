@@ -1,4 +1,4 @@
-"""Ordinary models that torch's exporter fails on, or writes as a loop, without `in_plain_arithmetic`."""
+"""Ordinary models that torch's exporter fails on, or writes as a loop, without `traceable`."""
 
 from __future__ import annotations
 

@@ -96,12 +96,12 @@ class DoctorReport:
             yield from self.migration.lines
             return
         for name, text in self.facts.items():  # the environment is told once; places in it are relative to it
-            indent = 16 if len(name) < 16 else 4
-            yield from wrapped(f"{name:<15} {text.replace(f'{sys.prefix}{os.sep}', '')}", indent)
+            line = f"{name:<15} {text.replace(f'{sys.prefix}{os.sep}', '')}"
+            yield from wrapped(line, subsequent_indent=" " * (16 if len(name) < 16 else 4))
         for finding in self.findings:
             yield ""
             yield from wrapped(f"{finding.level}: {finding.fact}")
-            yield from wrapped(finding.consequence, start=4)
+            yield from wrapped(finding.consequence, initial_indent="    ")
             yield f"    $ {finding.command}"
         yield ""
         counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}

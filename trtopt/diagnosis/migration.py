@@ -5,6 +5,7 @@ Options are as 8.6 to 11 list them; what 10 and 11 dropped is from NVIDIA's migr
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -24,39 +25,20 @@ IMAGES = ("--images", "DIR", "--preprocess", "PRESET")
 _PROGRAMS = ("trtexec", "tensorrt_rtx")
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row of old_options.md."""
-
-    gone: str
-    action: str
-    words: str
-    said: str
-
-
-def _rows() -> dict[str, _Row]:
-    """The table by option."""
-    rows: dict[str, _Row] = {}
+def _rows() -> dict[str, tuple[str, str, str, str]]:
+    """The rows of old_options.md by option: the TensorRT without it, what it becomes, with which words, and what is said."""
+    rows = dict[str, tuple[str, str, str, str]]()
     table = whole(Path(__file__).with_name("old_options.md")).decode().partition("|---|\n")[2]
     for line in table.splitlines():
-        names, gone, action, words, said = (part.strip() for part in line.strip("|").split("|"))
-        rows |= dict.fromkeys(names.split(), _Row(gone and f"TensorRT {gone}", action, words, said))
+        names, gone, becomes, words, said = (part.strip() for part in line.strip("|").split("|"))
+        rows |= dict.fromkeys(names.split(), (gone and f"TensorRT {gone}", becomes, words, said))
     return rows
 
 
 OPTIONS = _rows()
-
-
-def wrapped(text: str, indent: int = 4, start: int = 0) -> list[str]:
-    """Return lines of 80 columns; all but the first are indented."""
-    return textwrap.wrap(
-        text,
-        80,
-        initial_indent=" " * start,
-        subsequent_indent=" " * indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+wrapped = functools.partial(  # into lines for a terminal; commands in them stay whole
+    textwrap.wrap, width=80, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +76,7 @@ class Migration:
             yield ""
         for item in self.replaced:
             yield from wrapped(f"{item.what}{f' (gone in {item.gone})' if item.gone else ''}")
-            yield from wrapped(f"{'no equivalent: ' * item.lacking}{item.instead}", start=4)
+            yield from wrapped(f"{'no equivalent: ' * item.lacking}{item.instead}", initial_indent="    ")
 
 
 def migrated(source: str) -> Migration:
@@ -147,23 +129,23 @@ class _Draft:
     replaced: list[Replacement] = field(default_factory=list)
 
     def take(self, name: str, what: str, value: str) -> None:
-        row = OPTIONS.get(name)
-        if row is None:
+        if name not in OPTIONS:
             self.say(what, "trtopt has nothing for it", lacking=True)
-        if row is None or value == "disable":  # of --sparsity, as it is by itself
+        if name not in OPTIONS or value == "disable":  # of --sparsity, as it is by itself
             return
+        gone, action, counterpart, said = OPTIONS[name]
         value = _VALUES.get(value, value.replace("'", ""))
-        words = [word.replace("{}", value) for word in row.words.split()]
-        for place in (self.build,) * ("build" in row.action) + (self.bench,) * ("bench" in row.action):
+        words = [word.replace("{}", value) for word in counterpart.split()]
+        for place in (self.build,) * ("build" in action) + (self.bench,) * ("bench" in action):
             place += [] if words[:1] and words[0] in place else words  # two options may have one counterpart
-        match row.action:
+        match action:
             case "set":
                 for name, _, text in (word.partition("=") for word in words):
                     setattr(self, name, text)
             case "precision":
-                self.precisions.add(row.words)
+                self.precisions.add(counterpart)
             case "min" | "opt" | "max":
-                self.profiles[-1][row.action] = value
+                self.profiles[-1][action] = value
             case "profile":
                 self.profiles += [{}] if self.profiles[-1] else []
             case "fed":
@@ -171,9 +153,9 @@ class _Draft:
                 for ranges in parse_profile(value).values():
                     self.bench += ["--batch", str(ranges.opt[0])] if ranges.opt and "--batch" not in self.bench else []
             case "layers" | "pools":
-                self._parts(what, value, row.action == "layers")
-        if row.said:
-            self.say(what, row.said.replace("{}", value), row.gone, row.action == "none")
+                self._parts(what, value, action == "layers")
+        if said:
+            self.say(what, said.replace("{}", value), gone, action == "none")
 
     def say(self, what: str, instead: str, gone: str = "", lacking: bool = False) -> None:
         self.replaced.append(Replacement(what, gone, instead, lacking))

@@ -17,9 +17,10 @@ from trtopt.evaluation.benchmark import aligned, engine_to_time, gpu_name, input
 from trtopt.evaluation.timing import MADE_UP
 from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import Session
-from trtopt.runtime.timing import LayerTime, LayerTimes
+from trtopt.runtime.timing import LayerTimes
 
 _COLUMNS = ("batch", "ms", "share", "precision", "kind", "layer")
+_NAME = 60  # characters of a layer's
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,20 @@ class EngineProfile:
             for layer in slowest[: top or None]:
                 share = f"{layer.ms / (times.total_ms or 1):.1%}"
                 precision = layer.precision.upper() if layer.precision else "-"
-                rows.append((str(size), f"{layer.ms:.4f}", share, precision, layer.kind, called(layer)))
+                name = " + ".join(layer.nodes) or layer.name  # its own where TensorRT doesn't tell them
+                name = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+                rows.append((str(size), f"{layer.ms:.4f}", share, precision, layer.kind, name))
         return _COLUMNS, rows
 
     def remarks(self, top: int = 0) -> list[str]:
         lines = []
         for size, times in self.batches.items():
-            by = _by_precision(times)
-            parts = ", ".join(f"{name} {ms / (times.total_ms or 1):.0%}" for name, ms in by.items())
+            by = dict[str, float]()
+            for layer in times.layers:
+                name = layer.precision.upper() if layer.precision else "not known"
+                by[name] = by.get(name, 0.0) + layer.ms
+            most = sorted(by.items(), key=lambda item: -item[1])
+            parts = ", ".join(f"{name} {ms / (times.total_ms or 1):.0%}" for name, ms in most)
             lines.append(
                 f"batch {size}: {len(times.layers)} layers take {times.total_ms:.4f} ms one by one ({parts}); the whole "
                 f"inference takes {times.gpu.median:.4f} ms"
@@ -75,20 +82,6 @@ class EngineProfile:
 
     def __str__(self) -> str:
         return "\n".join([*aligned(*self.table()), *self.remarks()])
-
-
-def called(layer: LayerTime, length: int = 60) -> str:
-    """The ONNX nodes of a layer, or its own name where TensorRT doesn't tell them; at most `length` characters."""
-    name = " + ".join(layer.nodes) or layer.name
-    return name if len(name) <= length else f"{name[: length - 1]}…"
-
-
-def _by_precision(times: LayerTimes) -> dict[str, float]:
-    milliseconds: dict[str, float] = {}
-    for layer in times.layers:
-        name = layer.precision.upper() if layer.precision else "not known"
-        milliseconds[name] = milliseconds.get(name, 0.0) + layer.ms
-    return dict(sorted(milliseconds.items(), key=lambda item: -item[1]))
 
 
 @taking(ProfileRequest)

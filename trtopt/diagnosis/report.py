@@ -6,10 +6,7 @@ page's own policy lets no other script run. Nothing is measured here: the manife
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,16 +18,16 @@ from typing import Any
 from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import plain
 from trtopt.core.errors import UsageError, require
-from trtopt.core.files import existing_file, whole, writing_together
+from trtopt.core.files import whole, write_bytes
 from trtopt.core.options import flag_of, options, spoken, taking
 from trtopt.core.values import x
 from trtopt.core.words import visible
 from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
-from trtopt.diagnosis.results import BESIDE, Results, comparison_of, measurements
+from trtopt.diagnosis.results import BESIDE, Subject, measured
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
-from trtopt.engine.reports import EngineReport, built_for
+from trtopt.engine.reports import built_for
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.outputs import sentence
 
@@ -76,16 +73,14 @@ def report(request: ReportRequest) -> Report:
         MissingDependency, OutputError: jinja2 isn't installed; the page can't be written.
     """
     ready()
-    path = existing_file(request.engine, "the engine")
+    engine = inspect(request.engine)
+    path = engine.engine
     plan = path.with_suffix("") if path.suffix == ".json" else path  # a manifest's, or itself
-    engine = inspect(path)
     if engine.manifest is None:
         raise UsageError(f"{path} has no manifest beside it, which is what a report tells: trtopt inspect {path}")
     try:
         with request.reporter.phase("drawing"):
-            results = measurements(request.results, plan)
-            subject = _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
-            contents = plain(_contents(subject))
+            contents = plain(_contents(measured(plan, engine, engine.manifest, request.results)))
             page = html(contents).encode()
     except _MISSHAPEN as error:
         if not Path(f"{plan}{BESIDE}").exists():
@@ -93,8 +88,7 @@ def report(request: ReportRequest) -> Report:
         raise UsageError(
             f"{plan}{BESIDE} isn't as trtopt writes it ({error!r}): remove it, and measure again"
         ) from error
-    with writing_together(Path(request.output)) as (partial,):
-        partial.write_bytes(page)
+    write_bytes(request.output, page)
     return Report(Path(request.output), len(page), contents)
 
 
@@ -106,29 +100,16 @@ def ready() -> None:
 # What is said ----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """An engine, and all that is known of it."""
-
-    plan: Path
-    engine: EngineReport
-    manifest: Manifest
-    results: Results
-    candidates: Mapping[str, Any]  # the comparison of precisions
-
-
-def _contents(subject: _Subject) -> dict[str, Any]:
-    manifest, results = subject.manifest, subject.results
-    layers = _layers(subject)
+def _contents(subject: Subject) -> dict[str, Any]:
+    manifest, layers = subject.manifest, _layers(subject)
     accuracy, speed, compared = _accuracy(subject), _speed(subject), subject.candidates
     best = compared if compared.get("best") else None
     summary = subject.engine.precision_summary
+    first = [REASONS.split(summary)[0], *accuracy[:1], *subject.missed[:1], *speed[:1]]
     return {
         "engine": subject.plan.name,
         "verdict": {
-            "line": "; ".join(
-                filter(None, (REASONS.split(summary)[0], *accuracy[:1], *results.missed[:1], *speed[:1]))
-            ),
+            "line": "; ".join(filter(None, first)),
             "summary": summary,
             "asked": manifest.spec["precision"],
             "for": built_for(manifest),
@@ -136,7 +117,7 @@ def _contents(subject: _Subject) -> dict[str, Any]:
             "limits": best.get("limits") if best is not None else None,
             "kept": compared["kept"],
             "accuracy": accuracy,
-            "missed": list(results.missed),
+            "missed": list(subject.missed),
             "speed": speed,
             "compared": str(manifest.comparison["why"]) if manifest.comparison else None,
         },
@@ -144,38 +125,33 @@ def _contents(subject: _Subject) -> dict[str, Any]:
         "layers": layers,
         "order": [(name, len([*run])) for name, run in groupby(layer["precision"] or "unknown" for layer in layers)],
         "kept": [dict(item) for item in manifest.kept],
-        "times": results.profile if _timed(subject) else None,
-        "sensitivity": results.sensitivity,
-        "worst": charts.worst_samples(subject.results.accuracy)[:BARS],
-        "tuning": results.tuning,
-        "latency": results.bench,
+        "times": subject.profile if _timed(subject) else None,
+        "sensitivity": subject.sensitivity,
+        "worst": charts.worst_samples(subject.accuracy)[:BARS],
+        "tuning": subject.tuning,
+        "latency": subject.bench,
         "warnings": _warnings(subject, layers),
         "provenance": _provenance(subject),
         "unknown": _unknown(subject, accuracy),
     }
 
 
-def _unknown(subject: _Subject, accuracy: Sequence[str]) -> list[dict[str, str]]:
+def _unknown(subject: Subject, accuracy: Sequence[str]) -> list[dict[str, str]]:
     """List what can't be said, each with the command that gives it."""
-    name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest)
-    again = f"trtopt report {name} -o report.html"  # finds what was measured beside the engine
-    gaps = {  # what it is → known, command
-        "how long each layer takes": (_timed(subject), f"trtopt profile {name}; {again}"),
-        "what INT8 costs in accuracy, layer by layer": (
-            results.sensitivity,
-            f"trtopt sensitivity MODEL.onnx {samples}; {again}",
-        ),
-        "accuracy against INT8's share": (
-            results.tuning,
-            f"trtopt tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine; trtopt report tuned.engine -o report.html",
-        ),
-        "latency beside other ways of running it": (
-            results.bench,
-            f"trtopt bench {name} --against onnxruntime; {again}",
-        ),
-        "how near the results are to FP32's": (accuracy, f"trtopt verify MODEL.onnx {name} {samples}; {again}"),
-    }
-    return [{"what": what, "command": command} for what, (known, command) in gaps.items() if not known]
+    name, samples = shlex.quote(subject.plan.name), _samples(subject.manifest)
+    tuned = "tuned.engine"
+    gaps = [  # what it is, what says it here, the command that measures it, and the engine whose report finds that
+        ("how long each layer takes", _timed(subject), f"profile {name}", name),
+        ("what INT8 costs in accuracy, layer by layer", subject.sensitivity, f"sensitivity MODEL.onnx {samples}", name),
+        ("accuracy against INT8's share", subject.tuning, f"tune MODEL.onnx {samples} --min-snr 25 -o {tuned}", tuned),
+        ("latency beside other ways of running it", subject.bench, f"bench {name} --against onnxruntime", name),
+        ("how near the results are to FP32's", accuracy, f"verify MODEL.onnx {name} {samples}", name),
+    ]
+    return [
+        {"what": what, "command": f"trtopt {command}; trtopt report {engine} -o report.html"}
+        for what, known, command, engine in gaps
+        if not known
+    ]
 
 
 def _samples(manifest: Manifest) -> str:
@@ -186,7 +162,7 @@ def _samples(manifest: Manifest) -> str:
 # Layers ----------------------------------------------------------------------------------------------------------------------
 
 
-def _layers(subject: _Subject) -> list[dict[str, Any]]:
+def _layers(subject: Subject) -> list[dict[str, Any]]:
     """The layers in the order that they run in, with times and damage where they are known."""
     by_name = {str(item["name"]): item for item in subject.manifest.layers}
     times = {item["name"]: item["ms"] for item in _timed(subject)}
@@ -200,13 +176,13 @@ def _layers(subject: _Subject) -> list[dict[str, Any]]:
         precision = str(item["precision"]) if item["precision"] in _PRECISIONS else None
         layer = {"number": number, "name": str(item["name"]), "kind": str(item["kind"]), "precision": precision}
         layers.append({**layer, "nodes": [*item["nodes"]], "ms": ms, "share": share, "damage_db": None})
-    _add_damage(layers, subject.results)
+    _add_damage(layers, subject.sensitivity)
     return layers
 
 
-def _timed(subject: _Subject) -> Sequence[Any]:
+def _timed(subject: Subject) -> Sequence[Any]:
     """The layers of the largest batch profiled; none where the profile is another engine's."""
-    profile = subject.results.profile
+    profile = subject.profile
     if profile is None or not profile["batches"]:
         return ()
     layers = max(profile["batches"], key=lambda item: item["batch"])["layers"]
@@ -214,15 +190,15 @@ def _timed(subject: _Subject) -> Sequence[Any]:
     return layers if not names or names & {item["name"] for item in layers} else ()
 
 
-def _add_damage(layers: Sequence[dict[str, Any]], results: Results) -> None:
+def _add_damage(layers: Sequence[dict[str, Any]], sensitivity: Any) -> None:
     """Note the signal-to-noise ratio that is left where nothing but what a layer reads and its weights is quantized."""
     homes: dict[str, dict[str, Any]] = {}  # node → the layer that does its arithmetic; else the first that names it
     for layer in sorted(layers, key=lambda item: item["kind"] not in HEAVY):
         for node in layer["nodes"]:
             homes.setdefault(node, layer)
     noise: dict[int, float] = {}
-    for source in results.sensitivity["sources"] if results.sensitivity is not None else ():
-        snr = float(source["snr_db"].get(results.sensitivity["output"], "inf"))
+    for source in sensitivity["sources"] if sensitivity is not None else ():
+        snr = float(source["snr_db"].get(sensitivity["output"], "inf"))
         power = 0.0 if math.isnan(snr) else 10 ** (-max(snr, -200.0) / 10)
         for node in source["nodes"]:
             if node in homes:
@@ -255,34 +231,33 @@ def _precision(manifest: Manifest, layers: Sequence[Mapping[str, Any]]) -> dict[
 # What was measured -----------------------------------------------------------------------------------------------------------
 
 
-def _accuracy(subject: _Subject) -> list[str]:
+def _accuracy(subject: Subject) -> list[str]:
     """Tell how near this engine's results are to FP32's, by all that measured it."""
-    results, candidates = subject.results, subject.candidates
-    kept, said = candidates["kept"], list[str]()
-    judged = [item["accuracy"] for item in candidates["candidates"] if item["precision"] == kept]
-    for accuracy in filter(None, judged if results.accuracy is None else [results.accuracy]):
+    kept, said = subject.candidates["kept"], list[str]()
+    judged = [item["accuracy"] for item in subject.candidates["candidates"] if item["precision"] == kept]
+    for accuracy in filter(None, judged if subject.accuracy is None else [subject.accuracy]):
         said += [sentence(name, output, accuracy["samples"]) for name, output in accuracy["outputs"].items()]
         if (old := accuracy["reference_accuracy"]) and (new := accuracy["candidate_accuracy"]):
             said.append(f"top-1 {old['top1']:.1%} → {new['top1']:.1%}")
-    if results.tuning is not None and kept in (None, *_QUANTIZED):
-        choice = results.tuning["chosen"]
+    if subject.tuning is not None and kept in (None, *_QUANTIZED):
+        choice = subject.tuning["chosen"]
         figure = f", {choice['figure']}" if choice["figure"] else ""
-        said.append(f"tuned on {results.tuning['samples']} samples: {decibels(choice['snr_db'])}{figure}")
+        said.append(f"tuned on {subject.tuning['samples']} samples: {decibels(choice['snr_db'])}{figure}")
     return said
 
 
-def _speed(subject: _Subject) -> list[str]:
-    results, sentences = subject.results, list[str]()
-    if results.bench is not None:
-        for row in results.bench["rows"]:
+def _speed(subject: Subject) -> list[str]:
+    sentences = list[str]()
+    if subject.bench is not None:
+        for row in subject.bench["rows"]:
             if row["runner"] == "trtopt" and row["run"] is not None:
                 gpu = f", {row['gpu']['median']:.4g} ms on the GPU" if row["gpu"] else ""
                 sentences.append(f"batch {row['batch']}: {row['run']['median']:.4g} ms end to end (median){gpu}")
-    elif results.profile is not None and _timed(subject):
-        for item in results.profile["batches"]:
+    elif subject.profile is not None and _timed(subject):
+        for item in subject.profile["batches"]:
             sentences.append(f"batch {item['batch']}: {item['gpu']['median']:.4g} ms on the GPU (median)")
-    if results.run is not None:
-        sentences.append(f"run ({results.run['backend']}): {results.run['timing']}")
+    if subject.run is not None:
+        sentences.append(f"run ({subject.run['backend']}): {subject.run['timing']}")
     kept = subject.candidates["kept"]
     for candidate in sorted(subject.candidates["candidates"], key=lambda item: item["precision"] != kept):
         name = candidate["precision"].upper() + " (kept)" * (candidate["precision"] == kept)
@@ -292,10 +267,10 @@ def _speed(subject: _Subject) -> list[str]:
     return sentences
 
 
-def _warnings(subject: _Subject, layers: Sequence[Mapping[str, Any]]) -> list[dict[str, str | None]]:
+def _warnings(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> list[dict[str, str | None]]:
     """List what to know before relying on it, each with what to do; None: the text says it, or there is nothing to do."""
     name, warnings = shlex.quote(subject.plan.name), list[tuple[str, str | None]]()
-    manifest, results = subject.manifest, subject.results
+    manifest = subject.manifest
     check = f"trtopt verify MODEL.onnx {name} {_samples(manifest)} says whether results suffer"
     warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
     precision = str(manifest.spec["precision"])
@@ -304,15 +279,15 @@ def _warnings(subject: _Subject, layers: Sequence[Mapping[str, Any]]) -> list[di
         text = f"layers with products that don't run in {precision.upper()}: {len(others)}"
         do = "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes"
         warnings.append((text, do))
-    if results.profile is not None and not _timed(subject):
+    if subject.profile is not None and not _timed(subject):
         text = "no layer that was timed is one of this engine: the times are of another build, and are left out"
         warnings.append((text, f"trtopt profile {name}"))
-    for measured in (results.profile, results.bench):
-        warnings += [(text, None) for text in measured["notes"]] if measured is not None else []
+    for result in filter(None, (subject.profile, subject.bench)):
+        warnings += [(text, None) for text in result["notes"]]
     return [{"text": text, "what_to_do": do} for text, do in dict(warnings).items()]
 
 
-def _provenance(subject: _Subject) -> dict[str, Any]:
+def _provenance(subject: Subject) -> dict[str, Any]:
     manifest = subject.manifest
     preprocessing = embedded_by(manifest)
     return {
@@ -340,11 +315,7 @@ def _provenance(subject: _Subject) -> dict[str, Any]:
 def html(contents: Mapping[str, Any]) -> str:
     """Make the page of a report's contents."""
     jinja2 = require("jinja2", "report", "writing a report")
-    markup = require("markupsafe", "report", "writing a report").Markup
     source = whole(Path(__file__).with_name("page.html")).decode()
-    script = re.search(r"<script>(.*?)</script>", source, re.S)
-    assert script is not None
-    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -362,10 +333,9 @@ def html(contents: Mapping[str, Any]) -> str:
         "grouped": _grouped,
         "nodes": _nodes,
     }
-    drawings = {name: markup(svg) for name, svg in _drawings(contents).items()}
     limits = {"rows": ROWS, "lines": LINES, "bars": BARS}
     try:
-        return str(environment.from_string(source).render(contents, charts=drawings, digest=digest, **limits)) + "\n"
+        return str(environment.from_string(source).render(contents, charts=_charts(contents), **limits)) + "\n"
     except jinja2.UndefinedError as error:
         raise KeyError(str(error)) from error
 
@@ -418,31 +388,24 @@ def _nodes(names: Sequence[str]) -> str:
     return ", ".join(filter(None, [*shown, *rest]))
 
 
-def _drawings(contents: Mapping[str, Any]) -> dict[str, str]:
-    """Draw the charts for which there are numbers."""
-    drawings: dict[str, str] = {}
+def _charts(contents: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the charts; one for which there are no numbers is empty."""
     damage = [layer for layer in contents["layers"] if layer["ms"] is not None and layer["damage_db"] is not None]
-    if damage:
-        points = [
-            (
-                f"#{layer['number']} {visible(_short(layer['name']))}",
-                layer["ms"],
-                layer["damage_db"],
-                layer["precision"] or "unknown",
-            )
-            for layer in sorted(damage, key=lambda layer: layer["damage_db"])[:ROWS]  # most damage first
-        ]
-        axes = ("milliseconds", "dB left if only it is quantized")
-        drawings["damage"] = charts.scatter("Milliseconds and decibels of each layer", points, *axes, fewer_up=True)
-    if (tuning := contents["tuning"]) is not None:
-        named = {"chosen": "chosen", "before": "before", "whole": "repaired"}
-        choices = [(named[key], tuning[key]) for key in named] + [("tried", item) for item in tuning["front"][:ROWS]]
-        dots = [
-            (f"{label} {100 * item['share']:.1f} % {float(item['snr_db']):.1f} dB", 100 * item["share"], float(item["snr_db"]),
-             "fp16" if label == "chosen" else "int8")
-            for label, item in choices if abs(float(item["snr_db"])) < 1000  # what isn't finite has no place
-        ]  # fmt: skip
-        if dots:
-            axes = ("% of the arithmetic in 8 bits", "dB")
-            drawings["front"] = charts.scatter("Accuracy against the share in 8 bits", dots, *axes)
-    return drawings
+    points = [
+        (
+            f"#{layer['number']} {_short(layer['name'])}",
+            layer["ms"],
+            layer["damage_db"],
+            layer["precision"] or "unknown",
+        )
+        for layer in sorted(damage, key=lambda layer: layer["damage_db"])[:ROWS]  # most damage first
+    ]
+    tuning, dots = contents["tuning"], []
+    if tuning is not None:
+        choices = [("chosen", tuning["chosen"]), ("before", tuning["before"]), ("repaired", tuning["whole"])]
+        for label, item in [*choices, *(("tried", item) for item in tuning["front"][:ROWS])]:
+            share, snr = 100 * item["share"], float(item["snr_db"])
+            if abs(snr) < 1000:  # what isn't finite has no place
+                what = f"{label} {share:.1f} % {snr:.1f} dB"
+                dots.append((what, share, snr, "fp16" if label == "chosen" else "int8"))
+    return {"damage": charts.scatter(points, fewer_up=True), "front": charts.scatter(dots)}

@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import msgspec
-
-from trtopt.core.documents import Damaged, plain, read_json
+from trtopt.core.documents import Damaged, checked, plain, read_json
 from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.files import sha256_file, write_json
 from trtopt.core.progress import Reporter
-from trtopt.engine.manifest import Manifest, load_manifest, manifest_path, read_manifest
+from trtopt.engine.manifest import Manifest, load_manifest
+from trtopt.engine.reports import EngineReport
 from trtopt.evaluation.verify import engine_file
 from trtopt.graph.io import load_model
 
 BESIDE, DIGEST = ".results.json", "engine_sha256"
 _FORMAT = "trtopt.results/1"
-Figure = float | Literal["inf", "-inf", "nan"]
 
 
 class _Top(TypedDict):
@@ -34,7 +32,7 @@ class Compared(TypedDict):
     """Results of `verify`, as a manifest or a state file has them."""
 
     samples: int
-    snr_db: Figure
+    snr_db: float | Literal["inf", "-inf", "nan"]
     top1_agreement: float | None
     reference_accuracy: _Top | None
     candidate_accuracy: _Top | None
@@ -47,12 +45,9 @@ class _Candidate(TypedDict):
     accuracy: Compared | None
 
 
-class _Chosen(TypedDict, total=False):
+class _Comparison(TypedDict, total=False):
     best: bool
     limits: dict[str, float | None]
-
-
-class _Comparison(_Chosen):
     candidates: list[_Candidate]
     kept: str
 
@@ -76,9 +71,13 @@ _PROOFS = {  # command → keys that only its result has together
 
 
 @dataclass
-class Results:
-    """All that was measured of one engine; of `accuracy`, `verify`'s, what `missed` the limits."""
+class Subject:
+    """An engine, and all that was measured of it; of `accuracy`, `verify`'s, what `missed` the limits."""
 
+    plan: Path
+    engine: EngineReport
+    manifest: Manifest
+    candidates: Mapping[str, Any]  # the comparison of precisions
     profile: Any = None
     sensitivity: Any = None
     bench: Any = None
@@ -87,43 +86,39 @@ class Results:
     accuracy: Any = None
     missed: Sequence[str] = ()
 
-    def take(self, command: str, content: Mapping[str, Any]) -> None:
-        """Add a result."""
-        if command in ("build", "tune", "pipeline"):
-            built = content["build"] if command == "pipeline" else content
-            self.tuning = built["tuning"] or self.tuning
-        if command in ("verify", "pipeline"):
-            self.accuracy = (content if command == "verify" else content["agreement"]) or self.accuracy
-            self.missed = content.get("missed") or ()
-        elif command not in ("build", "tune"):
-            setattr(self, command, content)
 
-
-def measurements(results: Sequence[Any], engine: Path) -> Results:
+def measured(plan: Path, engine: EngineReport, manifest: Manifest, results: Sequence[Any]) -> Subject:
     """Gather what was measured of an engine: what lies beside it, if it is of this very plan, and what functions gave."""
-    gathered, kept = Results(), _kept(engine)
-    if kept["results"] and kept["sha256"] == _digest(engine):
-        for command, item in kept["results"].items():
-            gathered.take(command, item["result"])
+    subject, kept = Subject(plan, engine, manifest, comparison_of(manifest)), _kept(plan)
+    same = kept["sha256"] == manifest.plan["sha256"]  # which was held against the file
+    found = [(command, item["result"]) for command, item in kept["results"].items() if same]
     for result in results:
-        to_plain = getattr(result, "to_json", getattr(result, "describe", dict))
-        content: Mapping[str, Any] = to_plain()
+        content: Mapping[str, Any] = getattr(result, "to_json", getattr(result, "describe", dict))()
         command = next((name for name, keys in _PROOFS.items() if keys <= content.keys()), "")
-        name = str((content["build"] if command == "pipeline" else content).get("engine", engine))
-        if not command or Path(name).name != engine.name:
+        name = str((content["build"] if command == "pipeline" else content).get("engine", plan))
+        if not command or Path(name).name != plan.name:
             raise UsageError(
-                f"results are what {', '.join(_PROOFS)} gave of {engine.name}, not "
+                f"results are what {', '.join(_PROOFS)} gave of {plan.name}, not "
                 f"{type(result).__name__}{f' of {name}' * bool(command)}"
             )
-        gathered.take(command, content)
-    return gathered
+        found.append((command, content))
+    for command, content in found:
+        if command in ("build", "tune", "pipeline"):
+            built = content["build"] if command == "pipeline" else content
+            subject.tuning = built["tuning"] or subject.tuning
+        if command in ("verify", "pipeline"):
+            subject.accuracy = (content if command == "verify" else content["agreement"]) or subject.accuracy
+            subject.missed = content.get("missed") or ()
+        elif command not in ("build", "tune"):
+            setattr(subject, command, content)
+    return subject
 
 
 def comparison_of(manifest: Manifest) -> Mapping[str, Any]:
     """Return what a manifest says of the precisions that were compared; none where it can't be read, as of another version."""
     said = plain(dict(manifest.comparison or {}))
-    with contextlib.suppress(msgspec.ValidationError):
-        msgspec.convert(said, _Comparison)
+    with contextlib.suppress(Damaged, KeyError):
+        checked(said, _Comparison)
         if any(item["precision"] == said["kept"] for item in said["candidates"]):
             return dict(said)
     return {"candidates": [], "kept": None}
@@ -172,11 +167,6 @@ def _made_of(model: str | os.PathLike[str]) -> Iterator[Path]:
 def _kept(engine: str | os.PathLike[str]) -> _Kept:
     """Read what lies beside the engine; nothing of no plan, where that isn't trtopt's."""
     try:
-        return msgspec.convert(read_json(f"{os.fspath(engine)}{BESIDE}"), _Kept)
-    except (Damaged, msgspec.ValidationError):
+        return checked(read_json(f"{os.fspath(engine)}{BESIDE}"), _Kept)
+    except Damaged:
         return {"format": "trtopt.results/1", "engine": "", "sha256": "", "results": {}}
-
-
-def _digest(engine: Path) -> str:
-    """The plan's SHA-256; where the manifest lies alone, the one that it says."""
-    return sha256_file(engine) if engine.is_file() else str(read_manifest(manifest_path(engine)).plan["sha256"])

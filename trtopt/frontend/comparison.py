@@ -10,13 +10,12 @@ import numpy as np
 
 from trtopt.core.errors import ExportMismatch, ModelError
 from trtopt.core.foreign import essence
-from trtopt.core.temporary import scratch
 from trtopt.core.words import first_of
 from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays
 from trtopt.frontend.failures import types_hint
 from trtopt.frontend.samples import Subject
-from trtopt.graph.io import Model, save_model
+from trtopt.graph.io import Model
 from trtopt.ort.sessions import OnnxSession
 
 
@@ -48,38 +47,36 @@ def compared(
     """
     comparisons: list[ExportComparison] = []
     notes: list[str] = []
-    with scratch() as folder:
-        save_model(model.proto, folder / "model.onnx")
+    try:
+        session = OnnxSession(model.proto)
+    except ModelError as error:
+        raise ModelError(f"{error}{types_hint(subject)}") from error
+    for size in subject.batch_sizes:
+        batch = subject.batch(size)
         try:
-            session = OnnxSession(folder / "model.onnx")
-        except ModelError as error:
-            raise ModelError(f"{error}{types_hint(subject)}") from error
-        for size in subject.batch_sizes:
-            batch = subject.batch(size)
-            try:
-                expected = subject.outputs(batch, model)
-            except Exception as error:
-                if size == subject.batch_sizes[-1]:  # which has run
-                    raise
-                # One sample alone isn't for every model: the axis may hold a graph's nodes.
-                notes.append(
-                    f"not compared at batch {size}, where forward fails: {type(error).__name__}: {essence(error, 1)}"
-                )
-                continue
-            gap = difference(expected, session(batch))
-            comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
-            detail(f"batch {size}: {gap}")
-            if not gap.within(tolerance):
-                _refuse(subject, size, expected, f"{gap}; allowed: relative {tolerance:g}")
-            if undefined := [name for name, array in expected.items() if np.isnan(array).any()]:
-                real = "; give real ones by `sample=`" if subject.made_up else ""
-                notes.append(
-                    f"PyTorch itself gives NaN in {first_of(undefined)} on {subject.sampled}, so that the comparison says "
-                    f"little{real}"
-                )
-            elif not gap.scale:
-                notes.append("every output is zero, so that the comparison says little")
-        elsewhere, said = _elsewhere(subject, model, session, comparisons[0].batch, tolerance)
+            expected = subject.outputs(batch, model)
+        except Exception as error:
+            if size == subject.batch_sizes[-1]:  # which has run
+                raise
+            # One sample alone isn't for every model: the axis may hold a graph's nodes.
+            notes.append(
+                f"not compared at batch {size}, where forward fails: {type(error).__name__}: {essence(error, 1)}"
+            )
+            continue
+        gap = difference(expected, session(batch))
+        comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
+        detail(f"batch {size}: {gap}")
+        if not gap.within(tolerance):
+            _refuse(subject, size, expected, f"{gap}; allowed: relative {tolerance:g}")
+        if undefined := [name for name, array in expected.items() if np.isnan(array).any()]:
+            real = "; give real ones by `sample=`" if subject.made_up else ""
+            notes.append(
+                f"PyTorch itself gives NaN in {first_of(undefined)} on {subject.sampled}, so that the comparison says "
+                f"little{real}"
+            )
+        elif not gap.scale:
+            notes.append("every output is zero, so that the comparison says little")
+    elsewhere, said = _elsewhere(subject, model, session, comparisons[0].batch, tolerance)
     return comparisons + elsewhere, notes + said
 
 
@@ -92,14 +89,11 @@ def _elsewhere(
     `if` on sizes came to, such as whether to fill up to a multiple: so a neighbouring size is compared, too. Where that alone
     differs, the model is good for others, and that is said.
     """
-    traced = {name: size for name, size in subject.sizes.items() if name != subject.first}
+    traced = {str(name): size for name, size in subject.sizes.items() if name != subject.first}
     tried, found = list[str](), list[ExportComparison]()
-    doubled, halved, neighbour = (
-        {name: max(1, int(size * factor) + more) for name, size in traced.items()}
-        for factor, more in ((2, 0), (0.5, 0), (1, 1))
-    )
-    for sizes in (doubled, halved, neighbour) if traced else ():
-        if sizes == traced or (found and sizes is not neighbour):
+    for factor, more in ((2, 0), (0.5, 0), (1, 1)) if traced else ():  # the last is the neighbouring size
+        sizes = {name: max(1, int(size * factor) + more) for name, size in traced.items()}
+        if sizes == traced or (found and not more):
             continue
         tried.append(_listed(sizes))
         made = subject.batch(samples, sizes)

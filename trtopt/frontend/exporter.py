@@ -6,9 +6,10 @@ What is exported comes from `trtopt.frontend.modules`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,18 @@ from trtopt.core.documents import Plain
 from trtopt.core.errors import ModelError, UnsupportedOperator, UsageError, require
 from trtopt.core.files import check_ending
 from trtopt.core.foreign import essence
+from trtopt.core.kept import ARRAYS
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
 from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
 from trtopt.frontend.failures import at, input_hint, types_hint, why
-from trtopt.frontend.forward import INNER, called, leaves, output_names as named_outputs
 from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import ExportRequest
-from trtopt.frontend.rewrites import as_qdq, in_plain_arithmetic
-from trtopt.frontend.samples import Subject, on_images, samples_for
+from trtopt.frontend.rewrites import traceable
+from trtopt.frontend.samples import Subject, samples_for
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
@@ -40,12 +41,11 @@ from trtopt.graph.view import rename_values
 DEFAULT_OPSET = 17  # every generation's parser reads it
 NATIVE_OPSET = 18  # the oldest that torch's exporter writes; older ones are lowered from it
 THREADS = 4
-
-
+INNER = "trtopt"  # what the exported model calls the user's module: its weights' names begin so
 _NEWER = "give `opset={}` (TensorRT 8.6 reads 17 and older)"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ExportResult(Plain):
     """An export's result.
 
@@ -159,13 +159,14 @@ def _subject(torch: Any, source: Source, request: ExportRequest) -> Subject:
     """Return the module as a function of its inputs in order, with samples for them."""
     require("onnxscript", "torch", "export")
     infos, keywords = stated_inputs(source, request.inputs)
-    preprocess = request.preprocess
-    if preprocess is not None and not on_images(request.sample):
-        what = "`sample=` gives none" if request.sample is None else "arrays in `sample=` are used as they are"
+    preprocess, sample = request.preprocess, request.sample
+    images = isinstance(sample, (str, os.PathLike)) and Path(sample).suffix not in ARRAYS
+    if preprocess is not None and not images:
+        what = "`sample=` gives none" if sample is None else "arrays in `sample=` are used as they are"
         raise UsageError(f"`preprocess=` is for images, and {what}: drop it")
     if isinstance(preprocess, Mapping):
         preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
-    arrays, sampled = samples_for(infos, request.sample, preprocess or source.preprocess, source.ranges)
+    arrays, sampled = samples_for(infos, sample, preprocess or source.preprocess, source.ranges)
     return Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays, sampled)
 
 
@@ -194,7 +195,66 @@ def _run(subject: Subject, source: Source, wished: Sequence[str] | None) -> tupl
         if not isinstance(value, subject.torch.Tensor)
     ]
     inputs = [info.name for info in subject.infos]
-    return named_outputs(tensors, source.outputs if wished is None else wished, inputs, subject.text), notes
+    return output_names(tensors, source.outputs if wished is None else wished, inputs, subject.text), notes
+
+
+def called(torch: Any, module: Any, keywords: tuple[str, ...]) -> Any:
+    """A module around `module` that takes tensors by position only, the last ones as `keywords`, and gives a flat tuple.
+
+    torch's exporter gets it instead: dataclasses, None and other values among the outputs, keyword-only arguments, and
+    submodules named as attributes of its own graph ("meta") are all beyond it.
+    """
+
+    class Called(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            setattr(self, INNER, module)
+            self.training = False
+
+        def forward(self, *tensors: Any) -> tuple[Any, ...]:
+            split = len(tensors) - len(keywords)
+            result = module(*tensors[:split], **dict(zip(keywords, tensors[split:])))
+            return tuple(value for _, value in leaves(result) if isinstance(value, torch.Tensor))
+
+    return Called()
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in a result, depth first, with names made of its keys, fields and places."""
+    if isinstance(value, Mapping):
+        parts = [(str(key), item) for key, item in value.items()]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        parts = list(zip(value._fields, value))
+    elif isinstance(value, (list, tuple)):
+        parts, name = [(str(place), item) for place, item in enumerate(value)], name or "output"
+    else:
+        yield name or "output", value
+        return
+    for key, item in parts:
+        yield from leaves(item, f"{name}_{key}" if name else key)
+
+
+def output_names(found: Sequence[str], wished: Sequence[str], inputs: Sequence[str], text: str) -> list[str]:
+    """The file's names of its outputs: as wished, else as they are called in what forward returns.
+
+    Raises:
+        UsageError: another number is wished than there is, one twice, or an input's.
+    """
+    if wished:
+        if len({*wished, *inputs}) != len(found) + len(inputs) or len(wished) != len(found):
+            raise UsageError(
+                f"`output_names=` is {', '.join(wished)}; {text} gives {len(found)} output{'s' * (len(found) != 1)} "
+                f"({', '.join(found)}), and each needs a name that neither another nor an input ({', '.join(inputs)}) has"
+            )
+        return list(wished)
+    names: list[str] = []
+    for name in found:
+        plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+        fresh = (plain if number == 1 else f"{plain}_{number}" for number in range(1, len(found) + 3))
+        names.append(next(item for item in fresh if item not in names and item not in inputs))
+    return names
 
 
 # In ONNX -----------------------------------------------------------------------------------------------------------------
@@ -234,22 +294,13 @@ def _traced(subject: Subject, names: Sequence[str], opset: int) -> ModelProto:
     """Return what torch's exporter writes of a module."""
     torch, infos = subject.torch, subject.infos
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
-    size = subject.first if isinstance(subject.first, int) else max(2, subject.samples)
-    shapes = tuple(
-        {axis: name for axis, name in enumerate(info.shape) if isinstance(name, str)} or None for info in infos
-    )
+    size = subject.first if isinstance(subject.first, int) else max(2, subject.sizes[subject.first])
+    shapes = tuple({axis: info.shape[axis] for axis in info.open_axes} or None for info in infos)
     # Names that nothing else has: torch's exporter doesn't see that a wished one is another value's.
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
-        with (
-            as_qdq(torch, subject.module, subject.text),
-            rewriting,
-            compiler_folder,
-            quiet(),
-            torch.no_grad(),
-            in_plain_arithmetic(torch),
-        ):
+        with traceable(torch, subject.module, subject.text), rewriting, compiler_folder, quiet(), torch.no_grad():
             program = torch.onnx.export(
                 subject.module,
                 subject.tensors(subject.batch(size)),
@@ -289,26 +340,18 @@ def _evaluating(torch: Any, module: Any) -> Iterator[None]:
     """Eval mode for the time of the export, every submodule's own mode afterwards; and a bounded number of threads, since
     PyTorch's default is one per core, whatever the container allows.
 
-    Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode, which gives zeros for padding. And
-    without torch.nn.Transformer's look at its mask's values, whether it is the causal one, which can't be traced: a mask
-    that isn't known to be is applied as it is.
+    Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode, which gives zeros for padding.
     """
-    modes = [(item, item.training) for item in module.modules()]
-    layers, looks = torch.nn.modules.transformer, "_detect_is_causal_mask"
-    looking = getattr(layers, looks, None)
     fused, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
-    with contextlib.suppress(NotImplementedError):  # torch.export's own modules have the mode that they were made in
-        module.eval()
-    torch.backends.mha.set_fastpath_enabled(False)
-    torch.set_num_threads(min(threads, THREADS))
-    if looking is not None:
-        setattr(layers, looks, lambda mask, is_causal=None, size=None: is_causal is True)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
+        stack.callback(torch.set_num_threads, threads)
+        for item in module.modules():
+            stack.callback(setattr, item, "training", item.training)
+        with contextlib.suppress(
+            NotImplementedError
+        ):  # torch.export's own modules have the mode that they were made in
+            module.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch.set_num_threads(min(threads, THREADS))
         yield
-    finally:
-        if looking is not None:
-            setattr(layers, looks, looking)
-        torch.set_num_threads(threads)
-        torch.backends.mha.set_fastpath_enabled(fused)
-        for item, mode in modes:
-            item.training = mode

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import functools
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,9 +84,9 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
     with making(torch, text, lambda error: _told(text, error)):
         model = named(text, folder)
         if not isinstance(model, torch.nn.Module):
-            call = _callable(model, text, arguments, options)
+            _check_call(model, text, arguments, options)
             with quiet():
-                model = call()
+                model = model(*arguments, **options)
         elif arguments or options:
             raise UsageError(f"{text} is a ready {type(model).__name__}: it takes no factory arguments")
     if not isinstance(model, torch.nn.Module):
@@ -169,22 +169,18 @@ def _module(name: str) -> ModuleType:
 
 def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
     try:
-        return functools.reduce(getattr, attribute.split("."), module)
+        return operator.attrgetter(attribute)(module)
     except AttributeError as error:
-        origin = getattr(module, "__file__", None)
-        beside, public = (
-            Path(f"{module.__name__}.py"),
-            [name for name, value in vars(module).items() if callable(value)],
-        )
-        close = difflib.get_close_matches(attribute, public)
+        origin, beside = getattr(module, "__file__", None), Path(f"{module.__name__}.py")
+        close = difflib.get_close_matches(attribute, [name for name, value in vars(module).items() if callable(value)])
         hint = f"; close: {first_of(close)}" if close else ""
         if beside.is_file() and not (origin and beside.samefile(origin)):
             hint = f"; for the file in the current folder write {beside}:{attribute}"
         raise UsageError(f"{text}: {module.__name__} ({origin or 'built in'}) has no {attribute!r}{hint}") from error
 
 
-def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Return a function that makes the module, its arguments checked: a wrong name is no fault of the user's code."""
+def _check_call(factory: Any, text: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raise UsageError for what can't be called so: a wrong name is no fault of the user's code."""
     if not callable(factory):
         raise UsageError(
             f"{text} is of type {type(factory).__name__}; a torch.nn.Module, or a class or function that gives one, is needed"
@@ -201,7 +197,6 @@ def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mappin
                 "arguments as `factory_arg={'NAME': 'VALUE'}`; where one is no number or text, such as a configuration, name "
                 "a function of your file that makes the model: FILE.py:FACTORY"
             ) from error
-    return lambda: factory(*arguments, **options)
 
 
 def _told(text: str, error: BaseException) -> TrtoptError:

@@ -7,21 +7,21 @@ import re
 from typing import Any
 
 from trtopt.core.foreign import chain, place
+from trtopt.core.values import x
 from trtopt.frontend.samples import Subject
 
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\[(\d+)\]\.shape\[(\d+)\]")
-# What is wrong with a module, by a part of the name of an operator that it runs, else by what its error says; {at}: where.
-_OPERATORS = {
-    "nms": "{at}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what comes before "
-    "NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do NMS after the engine",
+# What is wrong with a module, by what its error says or the name of an operator that it runs; {at}: where.
+_SIGNS = {
+    r"nms\w*\.default": "{at}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what "
+    "comes before NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do NMS "
+    "after the engine",
     "_pack_padded_sequence": "{at}it packs sequences (pack_padded_sequence), whose steps depend on their lengths' values: "
     "give the padded sequences to the LSTM or GRU, and take each one's result at its own last step, by torch.gather",
-}
-_SIGNS = {
     r"aten\._int_mm|aten\._scaled_mm": "it multiplies INT8 or FP8 numbers, as torchao's quantize_ makes modules do, which "
     "torch's exporter can't write: export the float model, as it is before quantize_, and let trtopt build --int8 (or --fp8) "
     "quantize it",
-    r"quantized\.|_obs_fq_|quantized::": "it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX "
+    r"\bquantized(\.|::)|_obs_fq_": "it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX "
     "lacks: export the float model, as it is before prepare and convert, and let trtopt build --int8 quantize it",
     "fake_quantize": "{at}it rounds as training for INT8 does (torch.fake_quantize…), for which torch's exporter has no ONNX "
     "form: export the float model without that, and let trtopt build --int8 quantize it",
@@ -36,8 +36,7 @@ _SIGNS = {
 
 def why(error: BaseException, subject: Subject) -> str:
     """Return the class of the failure in our words: what, where in the user's code, what to do."""
-    infos, sizes, operators = subject.infos, subject.sizes, operators_of(subject)
-    told = "".join(str(item) for item in chain(error))
+    infos, told = subject.infos, " ".join(map(str, [*chain(error), *operators_of(subject)]))
     fixed = [
         f"{infos[int(which)].shape[int(axis)]} of {infos[int(which)].name} is always {size}"
         for size, which, axis in _STATIC.findall(told)
@@ -47,18 +46,14 @@ def why(error: BaseException, subject: Subject) -> str:
     if fixed or any(sign in told for sign in signs):
         which = "; ".join(dict.fromkeys(fixed)) or "give a size in its place"
         return f": {at(error)}it fixes a dimension that was asked to be dynamic: {which}; give the size in `inputs=`"
-    for sign, reason in _OPERATORS.items():
-        if any(sign in name for name in operators):
-            return f": {reason.format(at=at(error))}"
     for sign, reason in _SIGNS.items():
         if found := re.search(sign, told):
             return f": {reason.format(at=at(error), found=found)}"
     where = f": {at(error)}".removesuffix(": ")
-    tries = []
+    tries, sizes = [], subject.sizes | {subject.first: 1}
     for info in infos:
-        if any(isinstance(size, str) for size in info.shape):
-            batch, *rest = (sizes.get(str(size), size) for size in info.shape)
-            fixed_sizes = "x".join(map(str, (1 if isinstance(info.shape[0], str) else batch, *rest)))
+        if info.open_axes:
+            fixed_sizes = x([sizes[size] if isinstance(size, str) else size for size in info.shape])
             kind = "" if info.dtype == "float32" else f":{info.dtype}"
             tries.append(f"`inputs='{info.name}:{fixed_sizes}{kind}'`")
     fixed_ones = f"try fixed sizes, {' '.join(tries)}; else " if tries else ""

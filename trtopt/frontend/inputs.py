@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +12,6 @@ import numpy as np
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.frontend.forward import Arguments, example
 from trtopt.frontend.modules import Source
 from trtopt.recipes.loader import check_shape
 
@@ -18,6 +19,68 @@ InputSpec = Mapping[str, TensorInfo | Sequence[int | str]] | Sequence[TensorInfo
 SCALAR = "scalar"  # in place of a shape
 # What PyTorch's users call types; NumPy's "float" is double.
 _TORCH = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "long": "int64"}
+
+
+class Arguments:
+    """forward's arguments as its signature has them: `ordered` by position, all `names`, those `required`; `free`: it takes any
+    number by position (*args), so that names say nothing."""
+
+    def __init__(self, module: Any) -> None:
+        try:
+            parameters = list(inspect.signature(module.forward).parameters.values())
+        except (TypeError, ValueError):  # built-in
+            parameters = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+        single = [item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+        self.ordered = [item.name for item in single if item.kind != item.KEYWORD_ONLY]
+        self.names = [item.name for item in single]
+        self.required = [item.name for item in single if item.default is item.empty]
+        self.free = any(item.kind == item.VAR_POSITIONAL for item in parameters)
+
+    def __str__(self) -> str:
+        arguments = [name if name in self.required else f"{name} (optional)" for name in self.names]
+        return ", ".join([*arguments, *(["*args"] if self.free else [])]) or "nothing"
+
+    def order(self, infos: Sequence[TensorInfo], text: str) -> tuple[list[TensorInfo], tuple[str, ...]]:
+        """The inputs in the order in which they are handed over, and the arguments of the last ones, which go by name.
+
+        Names that are forward's own count as such, in any order; if none is, they are taken in order, as new names.
+
+        Raises:
+            UsageError: a name is wrong, one too many, or missing.
+        """
+        names = [info.name for info in infos]
+        wrong = [name for name in names if name not in self.names]
+        problem = ""
+        if twice := [name for name in names if names.count(name) > 1]:
+            problem = f"the input {twice[0]!r} is given twice"
+        elif wrong and len(wrong) < len(names) and not self.free:
+            problem = f"forward has no argument {wrong[0]!r}"
+        elif wrong and len(names) > len(self.ordered) and not self.free:
+            problem = f"{len(names)} inputs are given ({', '.join(names)})"
+        if problem:
+            raise UsageError(f"{text}: {problem}; forward takes: {self}")
+        if wrong:
+            feeds, keywords = set(self.ordered[: len(names)]), tuple[str, ...]()
+        else:
+            infos = sorted(infos, key=lambda info: self.names.index(info.name))
+            feeds, first = set(names), 0
+            while first < min(len(infos), len(self.ordered)) and infos[first].name == self.ordered[first]:
+                first += 1
+            keywords = tuple(info.name for info in infos[first:])
+        absent = [name for name in self.required if name not in feeds]
+        if absent:
+            typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in absent)
+            raise UsageError(
+                f"{text}: forward needs {', '.join(absent)}, too; it takes: {self}. Add its shape, such as {typed}"
+            )
+        return list(infos), keywords
+
+
+def example(name: str) -> str:
+    """A shape to begin with, by what the argument's name says."""
+    if re.search(r"ids|mask|token", name):
+        return "batchxsequence:int64"
+    return "batchx3x224x224" if re.search(r"^(x|input|im(a?ge?)?s?|pixels|photo|frame|image)", name) else "batchx8"
 
 
 def parse_input(text: str) -> TensorInfo:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.errors import ModelError, TrtoptError, UsageError, require
+from trtopt.core.errors import ModelError, UsageError, require
 from trtopt.core.files import existing_file
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import importing, quiet
@@ -144,9 +144,7 @@ def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None, argumen
 
 
 def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
-    require("torchvision", "torch", "a torchvision model")
-    from torchvision import models
-
+    models = require("torchvision", "torch", "a torchvision model").models
     names, text = models.list_models(), f"torchvision:{name}"
     if name not in names:
         close = ", ".join(difflib.get_close_matches(name, names, 3)) or "see torchvision.models.list_models()"
@@ -164,12 +162,11 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     builder = models.get_model_builder(name)
     # No weights of any kind: a backbone's default would be downloaded.
     nothing = {key: None for key in inspect.signature(builder).parameters if key.startswith("weights")}
-
-    def told(error: BaseException) -> UsageError:
-        message = f"{text}: {type(error).__name__}: {essence(error)}"
-        return UsageError(f"{message}; given: {dict(options)}" if options else message)
-
-    with making(torch, text, told), quiet():
+    given = f"; given: {dict(options)}" if options else ""
+    with (
+        making(torch, text, lambda error: UsageError(f"{text}: {type(error).__name__}: {essence(error)}{given}")),
+        quiet(),
+    ):
         module = builder(**{**nothing, **options})
         trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
         # Some classifiers start with a last layer of zeros (ViT): every output would be zero and agree with anything.
@@ -182,7 +179,8 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     preprocess: str | dict[str, Any] | None = None
     name_in, size = "input", (224, 224)
     if detects:
-        size, preprocess = _preparation(module)
+        preprocess = _preparation(module)
+        size = (preprocess["size"][0], preprocess["size"][1])
         notes.append(
             f"{text} ends in NMS (non-maximum suppression), which torch's exporter can't follow: this is what comes before it, "
             f"raw box regressions and class scores of images prepared outside ({size[0]}×{size[1]}); docs/export.md has the "
@@ -214,18 +212,18 @@ def _heads(torch: Any, detector: Any) -> Any:
     return Heads()
 
 
-def _preparation(detector: Any) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Return height and width of the images, and the keys of a `Preprocess` that does what the detector's transform does."""
+def _preparation(detector: Any) -> dict[str, Any]:
+    """Return the keys of a `Preprocess` that does what the detector's transform does, to images of one size."""
     transform = detector.transform
-    if transform.fixed_size is not None:
-        width, height = transform.fixed_size
-        resize = "stretch"
-    else:  # the shorter side of any image; a network of one size takes it for both
-        height = width = int(transform.min_size[0])
-        resize = "letterbox"
-    mean, std = ([float(value) for value in values] for values in (transform.image_mean, transform.image_std))
-    size = (int(height), int(width))
-    return size, {"resize": resize, "size": list(size), "scale": 1 / 255, "mean": mean, "std": std}
+    # Without a fixed size, the shorter side of any image; a network of one size takes it for both.
+    width, height = transform.fixed_size or (transform.min_size[0],) * 2
+    return {
+        "resize": "letterbox" if transform.fixed_size is None else "stretch",
+        "size": [int(height), int(width)],
+        "scale": 1 / 255,
+        "mean": list(map(float, transform.image_mean)),
+        "std": list(map(float, transform.image_std)),
+    }
 
 
 def _without_nms(text: str, *, two_stages: bool) -> str:
@@ -246,28 +244,23 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     torch = require("torch", "torch", "export")
 
     def is_state(value: Any) -> bool:
-        return (
-            isinstance(value, dict) and bool(value) and all(isinstance(item, torch.Tensor) for item in value.values())
-        )
+        items = value.values() if isinstance(value, dict) else ()
+        return bool(items) and all(isinstance(item, torch.Tensor) for item in items)
 
     path = existing_file(weights, "the weights file")
+    if _is_script(path):  # before torch, which warns of it, too
+        raise ModelError(
+            f"the weights {path} are TorchScript: save them alone, in Python: torch.save(torch.jit.load({str(path)!r})"
+            f".state_dict(), '{path.stem}.state.pth'); then: `weights='{path.stem}.state.pth'`"
+        )
+    tensors = path.suffix == ".safetensors" and require("safetensors.torch", "torch", "a .safetensors file")
     try:
-        if path.suffix == ".safetensors":
-            state = require("safetensors.torch", "torch", "a .safetensors file").load_file(path)
-        else:
-            if _is_script(path):  # before torch, which warns of it, too
-                raise ModelError(
-                    f"the weights {path} are TorchScript: save them alone, in Python: torch.save(torch.jit.load({str(path)!r})"
-                    f".state_dict(), '{path.stem}.state.pth'); then: `weights='{path.stem}.state.pth'`"
-                )
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except TrtoptError:
-        raise
+        state = tensors.load_file(path) if tensors else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ModelError(
             f"the weights {path} can't be loaded safely (weights_only=True): {essence(error, 1)}; {_alone(path)}"
         ) from error
-    others = ""
+    notes = [note for note in source.notes if "random weights" not in note and "start" not in note]
     if not is_state(state):
         keys = list(map(str, state)) if isinstance(state, dict) else []
         inside = [key for key in keys if is_state(state.get(key))]
@@ -279,7 +272,7 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
                 "torch.save(model.state_dict(), 'state.pth'); then: `weights='state.pth'`"
             )
         if len(inside) > 1:
-            others = f"of the state dicts in {path} {inside[0]!r} is taken, not {first_of(inside[1:])}"
+            notes.append(f"of the state dicts in {path} {inside[0]!r} is taken, not {first_of(inside[1:])}")
         state = state[inside[0]]
     own = {_unwrapped(name): name for name in source.module.state_dict()}
     state = {_unwrapped(name): value for name, value in state.items()}
@@ -292,8 +285,7 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
             f"the weights {path} don't fit {source.text}: {essence(error, 6)}. If the model was trained with other arguments, "
             "give them as `factory_arg={'NAME': 'VALUE'}`"
         ) from error
-    notes = tuple(note for note in source.notes if "random weights" not in note and "start" not in note)
-    return replace(source, weights=str(path), notes=(*notes, *filter(None, [others])))
+    return replace(source, weights=str(path), notes=tuple(notes))
 
 
 def _alone(path: Path) -> str:

@@ -13,13 +13,12 @@ from typing import Any
 
 from trtopt.core.documents import Plain
 from trtopt.core.errors import ModelError, UsageError
-from trtopt.core.files import check_writable, existing_file, write_bytes
+from trtopt.core.files import check_writable, write_bytes
 from trtopt.core.options import taking
 from trtopt.core.shapes import batch_alone
 from trtopt.core.values import MIN_AGREEMENT, TensorInfo, named_size
 from trtopt.data.arrayfiles import stored_arrays
-from trtopt.frontend.forward import Arguments
-from trtopt.frontend.inputs import stated_inputs
+from trtopt.frontend.inputs import Arguments, stated_inputs
 from trtopt.frontend.modules import opened
 from trtopt.frontend.request import InitRequest
 from trtopt.graph.io import load_model
@@ -146,7 +145,7 @@ def _content(tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
 
 def _of_onnx(text: str) -> tuple[list[TensorInfo], Any, list[str]]:
     """Return the inputs, their open sizes named; no preprocessing; and notes."""
-    model = load_model(existing_file(text, "the model"), lazy=True)
+    model = load_model(text, lazy=True)
     if odd := next((info for info in model.inputs if not info.numeric), None):
         raise ModelError(f"{text}: the input {odd.name} is of type {odd.dtype}, which TensorRT hasn't; {OUTSIDE}")
     inputs = []

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _factory_arg = partial(
     option, None, help="An argument of the class or factory; repeatable.", metavar="NAME=VALUE", typed=list[str]
 )
+_inputs = partial(option, None, metavar="NAME:batchx3x224x224", typed=list[str])
 TOLERANCE = 1e-3  # of the largest output; FP32 models differ by about 1e-6
 
 
@@ -37,12 +38,7 @@ class InitRequest:
     )
     _: KW_ONLY
     factory_arg: Mapping[str, Any] | None = _factory_arg()
-    inputs: InputSpec | None = option(
-        None,
-        help="Shape of an input, as for export; default: as the arrays of --data.",
-        metavar="NAME:batchx3x224x224",
-        typed=list[str],
-    )
+    inputs: InputSpec | None = _inputs(help="Shape of an input, as for export; default: as the arrays of --data.")
     images: str | os.PathLike[str] | None = shared.images(help="Folder of real images to calibrate on.")
     data: str | os.PathLike[str] | None = shared.data()
     force: bool = option(False, help="Write over a recipe that is there.")
@@ -64,11 +60,8 @@ class ExportRequest:
     opset: int | None = option(None, help="ONNX opset; default: what every generation reads.")
     weights: str | os.PathLike[str] | None = option(None, help="A state dict (weights only).")
     factory_arg: Mapping[str, Any] | None = _factory_arg()
-    inputs: InputSpec | None = option(
-        None,
-        help="Shape of an input, names where dynamic, :int64 after it if so; repeatable.",
-        metavar="NAME:batchx3x224x224",
-        typed=list[str],
+    inputs: InputSpec | None = _inputs(
+        help="Shape of an input, names where dynamic, :int64 after it if so; repeatable."
     )
     output_names: Sequence[str] | None = option(
         None, help="In order; repeatable.", metavar="NAME[,NAME]", typed=list[str]

@@ -12,45 +12,61 @@ _VERSION = 13  # of Q/DQ's operators in ONNX: with scales along an axis
 
 
 @contextlib.contextmanager
-def in_plain_arithmetic(torch: Any) -> Iterator[None]:
-    """Replace functions that the exporter has no form for, or one that TensorRT lacks, while the context is entered."""
-    replaced = [
+def traceable(torch: Any, module: Any, text: str) -> Iterator[None]:
+    """Replace functions that the exporter has no form for, or one that TensorRT lacks, while the context is entered; and give
+    NVIDIA ModelOpt's fake quantizers in the module Q/DQ's form.
+
+    They look at their scales' values, which torch's exporter can't follow; ModelError: one that no Q/DQ pair of TensorRT's is
+    equal to.
+    """
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch.nn.functional, "scaled_dot_product_attention", _attention),
-        *(
-            (place, name, make)
-            for place in (torch, torch.Tensor)
-            for name, make in (("chunk", _chunk), ("split", _split))
-        ),
+        (torch.nn.modules.transformer, "_detect_is_causal_mask", _said_to_be_causal),
         (torch, "rsub", _subtraction),
         (torch.Tensor, "__rsub__", _subtraction),
     ]
+    for place in (torch, torch.Tensor):
+        replaced += [(place, "chunk", _chunk), (place, "split", _split)]
     with contextlib.ExitStack() as stack:
-        for place, name, make in replaced:
-            original = getattr(place, name)
-            stack.callback(setattr, place, name, original)
-            setattr(place, name, make(torch, original))
+        for name, item in module.named_modules():
+            forward = _quantizing(torch, item, f"{text}: {name.split('.', 1)[-1]}")
+            if forward is not None:
+                item.forward = forward
+                stack.callback(delattr, item, "forward")
+        for place, name, function in replaced:
+            if original := getattr(place, name, None):
+                stack.callback(setattr, place, name, original)
+                setattr(place, name, _given(torch, original, function))
         yield
 
 
-def _attention(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _given(torch: Any, original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function, which may become a method, that is also given torch and what it replaces."""
+    return lambda *args, **options: function(torch, original, *args, **options)
+
+
+def _attention(
+    torch: Any, original: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
+) -> Any:
     """Attention over windows (five axes) or without heads (three) as that of samples × heads, all that the exporter knows."""
+    if query.dim() == key.dim() == value.dim() == 4 or query.dim() < 3:
+        return original(query, key, value, attn_mask, *args, **options)
+    heads = 1 if query.dim() == 3 else 2  # the axes, from the last but two on, that stay
+    before = torch.broadcast_shapes(*(item.shape[: -1 - heads] for item in (query, key, value)))
 
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any) -> Any:
-        if query.dim() == key.dim() == value.dim() == 4 or query.dim() < 3:
-            return original(query, key, value, attn_mask, *args, **options)
-        heads = 1 if query.dim() == 3 else 2  # the axes, from the last but two on, that stay
-        before = torch.broadcast_shapes(*(item.shape[: -1 - heads] for item in (query, key, value)))
+    def flat(item: Any) -> Any:
+        item = item.expand(*before, *item.shape[-1 - heads :]).flatten(0, len(before) - 1)
+        return item.unsqueeze(1) if heads == 1 else item
 
-        def flat(item: Any) -> Any:
-            item = item.expand(*before, *item.shape[-1 - heads :]).flatten(0, len(before) - 1)
-            return item.unsqueeze(1) if heads == 1 else item
+    if attn_mask is not None and attn_mask.dim() > 2:
+        attn_mask = flat(attn_mask if attn_mask.dim() > heads + 1 else attn_mask.unsqueeze(0))
+    result = original(flat(query), flat(key), flat(value), attn_mask, *args, **options)
+    return (result.squeeze(1) if heads == 1 else result).unflatten(0, before)
 
-        if attn_mask is not None and attn_mask.dim() > 2:
-            attn_mask = flat(attn_mask if attn_mask.dim() > heads + 1 else attn_mask.unsqueeze(0))
-        result = original(flat(query), flat(key), flat(value), attn_mask, *args, **options)
-        return (result.squeeze(1) if heads == 1 else result).unflatten(0, before)
 
-    return attention
+def _said_to_be_causal(torch: Any, original: Any, mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
+    """Without torch.nn.Transformer's look at its mask's values, which can't be traced: another mask is applied as it is."""
+    return is_causal is True
 
 
 def _slices(values: Any, size: Any, count: int, dim: int) -> Any:
@@ -59,58 +75,28 @@ def _slices(values: Any, size: Any, count: int, dim: int) -> Any:
     return tuple(values.narrow(dim, size * place, end - size * place) for place, end in enumerate(ends))
 
 
-def _chunk(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
-        if isinstance(length := input.shape[dim], torch.SymInt):
-            return _slices(input, (length + chunks - 1) // chunks, chunks, dim)
-        return original(input, chunks, dim)
-
-    return chunk
+def _chunk(torch: Any, original: Any, input: Any, chunks: int, dim: int = 0) -> Any:
+    if isinstance(length := input.shape[dim], torch.SymInt):
+        return _slices(input, (length + chunks - 1) // chunks, chunks, dim)
+    return original(input, chunks, dim)
 
 
-def _split(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
-        size, length = split_size_or_sections, tensor.shape[dim]
-        if isinstance(size, torch.SymInt) and isinstance(length, torch.SymInt):
-            return _slices(tensor, size, -(-length.node.hint // size.node.hint), dim)
-        return original(tensor, size, dim)
-
-    return split
+def _split(torch: Any, original: Any, tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
+    size, length = split_size_or_sections, tensor.shape[dim]
+    if isinstance(size, torch.SymInt) and isinstance(length, torch.SymInt):
+        return _slices(tensor, size, -(-length.node.hint // size.node.hint), dim)
+    return original(tensor, size, dim)
 
 
-def _subtraction(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _subtraction(torch: Any, original: Any, input: Any, other: Any, **options: Any) -> Any:
     """`1.0 - mask` of an integer mask, whose type the exporter doesn't promote."""
-
-    def rsub(input: Any, other: Any, **options: Any) -> Any:
-        whole = not (input.is_floating_point() or input.is_complex() or input.dtype == torch.bool)
-        if isinstance(other, float) and whole:
-            input = input.to(torch.get_default_dtype())
-        return original(input, other, **options)
-
-    return rsub
+    whole = not (input.is_floating_point() or input.is_complex() or input.dtype == torch.bool)
+    if isinstance(other, float) and whole:
+        input = input.to(torch.get_default_dtype())
+    return original(input, other, **options)
 
 
-@contextlib.contextmanager
-def as_qdq(torch: Any, module: Any, text: str) -> Iterator[None]:
-    """Give NVIDIA ModelOpt's fake quantizers Q/DQ's form while the context is entered.
-
-    They look at their scales' values, which torch's exporter can't follow; ModelError: one that no Q/DQ pair of TensorRT's is
-    equal to.
-    """
-    patched = []
-    try:
-        for name, item in module.named_modules():
-            forward = _forward(torch, item, f"{text}: {name.split('.', 1)[-1]}")
-            if forward is not None:
-                patched.append(item)
-                item.forward = forward
-        yield
-    finally:
-        for item in patched:
-            del item.forward
-
-
-def _forward(torch: Any, item: Any, what: str) -> Callable[[Any], Any] | None:
+def _quantizing(torch: Any, item: Any, what: str) -> Callable[[Any], Any] | None:
     """Return the quantizer's forward as Q/DQ; its attributes are as ModelOpt 0.47 has them."""
     if type(item).__name__ != "TensorQuantizer" or not hasattr(item, "num_bits"):  # of whichever release of ModelOpt
         return None

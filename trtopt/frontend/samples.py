@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, ModelError, UsageError
+from trtopt.core.kept import ARRAYS
 from trtopt.core.library_output import quiet
 from trtopt.core.values import Profile, TensorInfo
 from trtopt.data import open_data
@@ -45,10 +46,8 @@ def samples_for(
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
     if path.suffix == ".npz" and len({info.shape[:1] for info in infos}) > 1:  # not all begin with the samples
-        found = {name: np.asarray(array[...]) for name, array in stored_arrays(path).items()}
-        whole, _ = samples_for(infos, found, preprocess, ranges)
-        return whole, str(path)
-    if path.suffix in (".npz", ".npy"):
+        return samples_for(infos, stored_arrays(path), preprocess, ranges)[0], str(path)
+    if path.suffix in ARRAYS:
         batches = open_data(infos, data=path, limit=SAMPLES)
     else:
         images = [path] if path.is_file() else path
@@ -56,10 +55,6 @@ def samples_for(
         infos = tuple(replace(info, shape=shape) for info, shape in zip(infos, sized))  # all but the batch
         batches = open_data(infos, images=images, preprocess=preprocess, limit=SAMPLES)
     return joined(batches), os.fspath(sample)
-
-
-def on_images(sample: Sample | None) -> bool:
-    return isinstance(sample, (str, os.PathLike)) and Path(sample).suffix not in (".npz", ".npy")
 
 
 def sizes_for(infos: Sequence[TensorInfo], ranges: Profile) -> dict[str, int]:
@@ -100,25 +95,14 @@ class Subject:
         return next((size for size in sizes if str(size).lower().startswith("batch")), sizes[0] if sizes else 1)
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[int | str, int]:
         """Return each named size as it is in the samples."""
-        return {
-            name: self.arrays[info.name].shape[axis]
-            for info in self.infos
-            for axis, name in enumerate(info.shape)
-            if isinstance(name, str)
-        }
-
-    @property
-    def samples(self) -> int:
-        """Return the number of samples in the inputs that count them: an edge list of 2 × edges beside nodes doesn't."""
-        axes = ((info.name, axis) for info in self.infos for axis, size in enumerate(info.shape) if size == self.first)
-        return min((self.arrays[name].shape[axis] for name, axis in axes), default=1)
+        return {info.shape[axis]: self.arrays[info.name].shape[axis] for info in self.infos for axis in info.open_axes}
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Two batch sizes where samples are counted by an open size."""
-        return (self.first,) if isinstance(self.first, int) else tuple(dict.fromkeys((1, self.samples)))
+        return (self.first,) if isinstance(self.first, int) else tuple(dict.fromkeys((1, self.sizes[self.first])))
 
     def batch(self, size: int, sizes: Mapping[Any, int] | None = None) -> dict[str, NDArray[Any]]:
         """Return the first `size` samples, in other sizes of what is open besides, by name; repeated where there is less.

@@ -9,7 +9,8 @@ import pytest
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.frontend.forward import Arguments, leaves, output_names
+from trtopt.frontend.exporter import leaves, output_names
+from trtopt.frontend.inputs import Arguments
 
 
 class Two:
