@@ -166,7 +166,7 @@ def with_scales(plan: BuildPlan) -> BuildPlan:
     request, spec, model, scales = plan.request, plan.spec, plan.model, plan.scales
     if spec.embed_preprocess and request.data is not None:  # which is used as it is
         scales = replace(scales, preprocess=None)
-    table = scales.table(model, spec, plan.quantized, request.reporter)
+    table = scales.table(model, spec, plan.quantized)
     native, can = scales.native(model, spec), plan.generation.capabilities
     preprocessing, embedded = scales.preprocessing(table, native), None
     if spec.embed_preprocess:

@@ -18,11 +18,8 @@ from trtopt.graph.io import Model, load_model
 def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
     """Return how its images become inputs: as it says, else as its table does; in the opt size where that is open."""
     preprocess, calib, table = request.preprocess, request.calib, None
-    if isinstance(calib, Table):
-        table = calib
-    elif (preprocess is not None or request.images is not None) and calib is not None and not is_cache(calib):
+    if (preprocess is not None or request.images is not None) and calib is not None and not is_cache(calib):
         table = Table.load(calib)
-    if table is not None:
         check_preparation(preprocess, table)
     if request.images is None:  # given without images it is passed on all the same, for `open_data` to refuse
         passed_on = preprocess is not None and calib is None and not request.embed_preprocess

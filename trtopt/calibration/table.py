@@ -171,13 +171,15 @@ class Table:
         write_json(path, self.to_json())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Table:
-        """Read a table.
+    def load(cls, path: str | os.PathLike[str] | Table) -> Table:
+        """Read a table; one that has been read is returned as it is.
 
         Raises:
             UsageError: there is no such file.
             CalibrationError: it isn't a table, is of another format, or is damaged; the message says where.
         """
+        if isinstance(path, Table):
+            return path
         file = existing_file(path, "the calibration table", _MAKE)
         try:
             content = read_json(file)
