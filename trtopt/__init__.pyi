@@ -15,7 +15,8 @@ from trtopt.calibration.exporting import ExportedCache as ExportedCache
 from trtopt.calibration.histogram import Histogram as Histogram
 from trtopt.calibration.importing import Coverage as Coverage
 from trtopt.calibration.repairing import NoiseByPlace as NoiseByPlace, Repairs as Repairs
-from trtopt.calibration.table import Table as Table, TableEntry as TableEntry
+from trtopt.calibration.table import Table as Table
+from trtopt.calibration.thresholds import TableEntry as TableEntry
 from trtopt.core.errors import (
     AccuracyLost as AccuracyLost,
     BackendError as BackendError,

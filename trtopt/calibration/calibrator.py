@@ -12,7 +12,7 @@ from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.observe import observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
-from trtopt.calibration.quality import INSIST, Probes, check_samples, data_notes
+from trtopt.calibration.quality import INSIST, check_samples, data_notes
 from trtopt.calibration.repairing import SAMPLES, Repairer, Repairs
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
@@ -246,17 +246,17 @@ class _Calibration:
         table = _cached(store, request.method, reporter) if request.cache else None
         if table is not None:
             return replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped))), True
-        probes, run = Probes(), dict[str, Any](threads=request.threads, reporter=reporter)
+        run = dict[str, Any](threads=request.threads, reporter=reporter)
         seen = observe(
             prepared.proto,
             prepared.tensors,
-            probes.watch(batches),
+            batches,
             beside=prepared.beside,
             total=batches.samples,
             device=request.device,
             **run,
         )
-        table = prepared.table(seen, batches, request.method, probes=probes.feeds if examined else None, **run)
+        table = prepared.table(seen, batches, request.method, examined=examined, **run)
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if request.cache:
             try:

@@ -134,12 +134,6 @@ class Parts:
         session = opened(proto, optimize=False)
         return self.noise(lambda sample: run_session(session, self.outputs, sample.of.feed), samples, given=True)
 
-    def of_sessions(
-        self, first: int, sessions: Mapping[int, Any], samples: Sequence[Sample] | None = None
-    ) -> dict[str, float]:
-        """The noise at each output where sessions stand in for segments; `first` is the segment that comes next."""
-        return self.noise(lambda sample: self.run(sample.values, first, sessions), samples)
-
     def run(self, values: Arrays, first: int, sessions: Mapping[int, Any] | None = None) -> dict[str, NDArray[Any]]:
         """The outputs, from the tensors that are there before the segment `first`; `sessions` stand in for segments."""
         held, others = dict(values), sessions or {}
@@ -271,8 +265,8 @@ class NoiseLedger(Parts):
             node = next(node for node in nodes if node.name == weight.node)
             held = self.weights.get(node.input[BIAS]) if len(node.input) > BIAS else None
             changes[weight.node, BIAS] = repair.bias if held is None else repair.bias + to_array(held)
-        proto = self.segments[number].with_constants(changes)
-        return self.of_sessions(number, {number: opened(proto)}, samples)
+        sessions = {number: opened(self.segments[number].with_constants(changes))}
+        return self.noise(lambda sample: self.run(sample.values, number, sessions), samples)
 
     def quantized(self, repairs: Mapping[str, Repair], *, weights_alone: bool = False) -> ModelProto:
         """The whole Q/DQ graph; or with activations in floating point."""

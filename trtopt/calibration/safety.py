@@ -124,7 +124,8 @@ def find_unsafe(
         found = replace(found, in_fp32=overflowing(to_ir(proto), beyond))
         with reporter.phase(f"comparing {str(base).upper()} with FP32"):
             search.read(judges, given, threads)
-            fp32, plain, safe = search.floating_db(), search.judged({}), search.judged(found.in_fp32)
+            fp32 = snr_db(_worst(search.parts.of_floating()))
+            plain, safe = search.judged({}), search.judged(found.in_fp32)
             found = replace(found, judged=len(search.parts.samples), fp32_db=fp32, plain_db=plain, safe_db=safe)
         if found.missed:
             with reporter.phase(f"looking for what {str(base).upper()} spoils", None) as phase:
@@ -176,9 +177,6 @@ class _Search:
                 self.parts.left_out[name] = "it is zero, or not finite, in FP32"
         if len(self.parts.left_out) == len(self.parts.outputs):
             raise ModelError("; ".join(f"{name}: {why}" for name, why in self.parts.left_out.items()))
-
-    def floating_db(self) -> float:
-        return snr_db(_worst(self.parts.of_floating()))
 
     def judged(self, measured: Mapping[str, str]) -> float:
         """dB at the worst output of the typed graph."""

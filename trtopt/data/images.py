@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError, require
-from trtopt.core.host import cores
+from trtopt.core.host import cores, in_order
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.values import TensorInfo
 from trtopt.data.batches import Batches, Skipped
@@ -92,18 +92,9 @@ class ImageBatches(Batches):
 
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield one sample at a time, decoded ahead."""
-        with ThreadPoolExecutor(self._threads) as pool:
-            ahead: deque[Future[NDArray[Any]]] = deque()
-            try:
-                for _, _, item in self._chosen:
-                    ahead.append(pool.submit(item.load, self._prepare))
-                    if len(ahead) == 2 * max(self.batch, self._threads):
-                        yield {self.name: ahead.popleft().result()[None]}
-                while ahead:
-                    yield {self.name: ahead.popleft().result()[None]}
-            finally:
-                for future in ahead:
-                    future.cancel()
+        items, ahead = (item for _, _, item in self._chosen), 2 * max(self.batch, self._threads)
+        for array in in_order(lambda item: item.load(self._prepare), items, self._threads, ahead, "images"):
+            yield {self.name: array[None]}
 
 
 @dataclass(frozen=True, eq=False)
