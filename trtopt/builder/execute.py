@@ -238,7 +238,7 @@ def _planned(
             layer_precision=lowered.layer_precision,
             preferred=lowered.preferred,
             calibration=plan.native,
-            calibration_batch=plan.native_batch,
+            calibration_batch=plan.scales.native_batch(plan.model, spec),
             calibration_cache=plan.cache,
             name=plan.name,
             reporter=plan.request.reporter,

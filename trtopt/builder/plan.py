@@ -71,11 +71,6 @@ class BuildPlan:
         return Path(self.request.output)
 
     @property
-    def native_batch(self) -> int:
-        """Samples that TensorRT's own calibrator takes at a time."""
-        return self.scales.native_batch(self.model, self.spec)
-
-    @property
     def name(self) -> str:
         """The model's name in messages."""
         return str(self.model.path or "the model")
@@ -167,7 +162,7 @@ def with_scales(plan: BuildPlan) -> BuildPlan:
     if spec.embed_preprocess and request.data is not None:  # which is used as it is
         scales = replace(scales, preprocess=None)
     table = scales.table(model, spec, plan.quantized)
-    native, can = scales.native(model, spec), plan.generation.capabilities
+    (native, cache), can = scales.native(model, spec), plan.generation.capabilities
     preprocessing, embedded = scales.preprocessing(table, native), None
     if spec.embed_preprocess:
         prepared = request.preprocess if preprocessing is None else preprocessing
@@ -180,7 +175,7 @@ def with_scales(plan: BuildPlan) -> BuildPlan:
         plan,
         table=table,
         native=native,
-        cache=scales.native_cache(spec),
+        cache=cache,
         beside=None if table is None else scales.beside_graph(model, spec, can, table),
         preprocessing=preprocessing,
         embedded=embedded,

@@ -25,10 +25,10 @@ from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
-from trtopt.graph.passes.repair import BIAS, Repair, repair_weights, repaired
-from trtopt.graph.proto import Links, to_array, whole_copy
+from trtopt.graph.passes.repair import Repair, repair_weights
+from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.segments import Segment, Slot, divided, joined
-from trtopt.graph.view import to_ir, to_proto
+from trtopt.graph.view import read_ir, to_ir, to_proto
 from trtopt.ort.sessions import as_taken, open_session
 
 # A place, its noise, and at other scales: factor → noise.
@@ -257,15 +257,9 @@ class NoiseLedger(Parts):
         self, number: int, weight: Weight, repair: Repair | None, samples: Sequence[Sample] | None = None
     ) -> dict[str, float]:
         """The noise at each output where one weight of the segment that comes next is as INT8 holds it."""
-        content = np.asarray(to_array(self.weights[weight.name]), np.float32)
-        plain = Repair(np.zeros(content.shape, np.int8))
-        changes = {(weight.node, weight.slot): repaired(content, weight.axis, repair or plain)}
-        if repair is not None and repair.bias is not None:
-            nodes = self.segments[number].proto.graph.node
-            node = next(node for node in nodes if node.name == weight.node)
-            held = self.weights.get(node.input[BIAS]) if len(node.input) > BIAS else None
-            changes[weight.node, BIAS] = repair.bias if held is None else repair.bias + to_array(held)
-        sessions = {number: opened(self.segments[number].with_constants(changes))}
+        plain, segment = Repair(np.zeros(self.weights[weight.name].dims, np.int8)), read_ir(self.segments[number].proto)
+        repair_weights(segment, replace(self.points, weights=(weight,)), {weight.node: repair or plain})
+        sessions = {number: opened(to_proto(segment))}
         return self.noise(lambda sample: self.run(sample.values, number, sessions), samples)
 
     def quantized(self, repairs: Mapping[str, Repair], *, weights_alone: bool = False) -> ModelProto:

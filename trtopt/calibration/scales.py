@@ -94,13 +94,6 @@ class Scales:
             return table
         return table.with_method("minmax")
 
-    def native_cache(self, spec: BuildSpec) -> bytes | None:
-        """Return what TensorRT's own calibrator reads instead of data, where it is given."""
-        if spec.calibrator != "native" or self.request.calib is None:
-            return None
-        read_cache(self.request.calib)  # TensorRT says little about a cache that it can't read
-        return whole(self.request.calib)
-
     def beside_graph(self, model: Model, spec: BuildSpec, can: Capabilities, table: Table) -> bytes | None:
         """Return the table as a cache for TensorRT's own calibrator, where INT8 needs the scales beside the graph; else None.
 
@@ -124,10 +117,13 @@ class Scales:
             return None
         return cache_of({name: known[name] for name in names})
 
-    def native(self, model: Model, spec: BuildSpec) -> Batches | None:
-        """The batches for TensorRT's own calibrator, where it is asked for."""
-        if spec.calibrator != "native" or self.request.calib is not None:
-            return None
+    def native(self, model: Model, spec: BuildSpec) -> tuple[Batches | None, bytes | None]:
+        """The batches for TensorRT's own calibrator, where it is asked for; or the cache that it is given instead."""
+        if spec.calibrator != "native":
+            return None, None
+        if self.request.calib is not None:
+            read_cache(self.request.calib)  # TensorRT says little about a cache that it can't read
+            return None, whole(self.request.calib)
         if alone(model.inputs):
             raise UnsupportedRequest(
                 "`calibrator='native'` puts samples together on the first axis of each input, where this model's aren't: leave "
@@ -136,7 +132,7 @@ class Scales:
         source = {**samples_of(self.request), "preprocess": self.preprocess}
         batches = open_data(model.inputs, **source, batch=self.native_batch(model, spec))
         check_samples(batches, insist=None)
-        return batches
+        return batches, None
 
     def native_batch(self, model: Model, spec: BuildSpec) -> int:
         """Samples that TensorRT's calibrator takes at a time: the model's own batch where it is fixed, else one in the profile.

@@ -123,12 +123,13 @@ class _Chosen:
 
 def _ranked(images: list[_Chosen]) -> list[_Chosen]:
     """Sort by content, repetitions only after all different ones: in the order in which a limit takes them."""
-    seen: Counter[str] = Counter()
-    ranks: list[tuple[int, str, int]] = []
-    for place, item in enumerate(images):
-        ranks.append((seen[item.digest], item.digest, place))
+    seen = Counter[str]()
+
+    def rank(item: _Chosen) -> tuple[int, str]:  # which `sorted` asks once for each, in their order
         seen[item.digest] += 1
-    return [images[place] for _, _, place in sorted(ranks)]
+        return seen[item.digest], item.digest
+
+    return sorted(images, key=rank)
 
 
 def _digest(item: Item) -> str | Skipped:
