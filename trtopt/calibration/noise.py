@@ -20,6 +20,7 @@ from onnx import ModelProto
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Precision
 from trtopt.data.convert import Run, single_runs
+from trtopt.data.difference import powers
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
@@ -29,7 +30,7 @@ from trtopt.graph.passes.repair import Repair, repair_weights
 from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.segments import Segment, Slot, divided, joined
 from trtopt.graph.view import read_ir, to_ir, to_proto
-from trtopt.ort.sessions import as_taken, open_session
+from trtopt.ort.sessions import open_session, run_session
 
 # A place, its noise, and at other scales: factor → noise.
 Measured = tuple[Any, dict[str, float], dict[float, dict[str, float]]]
@@ -161,26 +162,21 @@ class Parts:
         """
         names = [name for name in self.outputs if name not in self.left_out]
 
-        def powers(sample: Sample) -> NDArray[np.float64]:
+        def each(sample: Sample) -> NDArray[np.float64]:
             results, signal = outputs(sample), sample.given if given else sample.expected
             return np.array([self._powers(name, sample, signal[name], results[name]) for name in names])
 
-        sums = np.sum(self.each(powers, samples), axis=0)
+        sums = np.nan_to_num(np.sum(self.each(each, samples), axis=0), nan=np.inf, posinf=np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.where(sums[:, 0] > 0, sums[:, 1] / sums[:, 0], np.where(sums[:, 1] > 0, np.inf, 0.0))
         return dict(zip(names, map(float, shares)))
 
-    def _powers(self, name: str, sample: Sample, expected: NDArray[Any], actual: NDArray[Any]) -> tuple[float, float]:
+    def _powers(self, name: str, sample: Sample, expected: NDArray[Any], actual: NDArray[Any]) -> NDArray[np.float64]:
         """Return the signal's power and the noise's."""
         if expected.shape != actual.shape:
             self.left_out[name] = "its shape depends on the values"
-            return 0.0, 0.0
-        expected, actual = (sample.of.cut({name: array})[name] for array in (expected, actual))
-        counted = np.isfinite(expected)
-        signal = expected[counted].astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            noise = float(((actual[counted] - signal) ** 2).sum())
-        return float((signal**2).sum()), noise if math.isfinite(noise) else math.inf
+            return np.zeros(2)
+        return powers(*(sample.of.cut({name: array})[name] for array in (expected, actual)))
 
     def each(self, work: Callable[[Sample], Any], samples: Sequence[Sample] | None = None) -> list[Any]:
         with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-noise") as pool:
@@ -273,13 +269,6 @@ class NoiseLedger(Parts):
 def snr_db(noise: float) -> float:
     """dB of a noise power that is a share of the signal's; inf where there is none."""
     return math.inf if noise <= 0 else -10 * math.log10(noise)
-
-
-def run_session(session: Any, outputs: Sequence[str], feed: Arrays) -> dict[str, NDArray[Any]]:
-    try:
-        return dict(zip(outputs, session.run(outputs, as_taken(session, feed))))
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
 
 
 def opened(proto: ModelProto, *, optimize: bool = True) -> Any:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.calibration.histogram import Histogram
-from trtopt.calibration.noise import run_session
 from trtopt.calibration.table import Table
 from trtopt.core.errors import DataError, ModelError, TrtoptError
 from trtopt.core.progress import SILENT, Reporter
@@ -25,7 +24,7 @@ from trtopt.graph.bounds import bounds
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.typed import near_fp16_end
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
-from trtopt.ort.sessions import open_session
+from trtopt.ort.sessions import open_session, run_session
 
 LEAST = 2  # samples: a scale from one is that sample's own
 FEW = 32  # samples: below, thresholds still move visibly with each one

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
-from trtopt.calibration.noise import PURPOSE, NoiseLedger, Sample, run_session, snr_db
+from trtopt.calibration.noise import PURPOSE, NoiseLedger, Sample, snr_db
 from trtopt.calibration.prepared import Prepared
 from trtopt.calibration.quality import checksum
 from trtopt.calibration.rounding import Moments, moments, rounded, unsupported
@@ -36,7 +36,7 @@ from trtopt.graph.passes.repair import BIAS, Repair
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
 from trtopt.graph.proto import in_memory, to_array
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.ort.sessions import open_session
+from trtopt.ort.sessions import open_session, run_session
 
 SAMPLES = 24  # in all
 WORTH_SMOOTHING = 0.3  # of the noise, at least, that activations make which can be smoothed

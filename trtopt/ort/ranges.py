@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from trtopt.core.errors import ModelError
 from trtopt.core.host import cores, in_order
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.half import EXACT, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.typed import FP16_MAX, MASK, SENTINEL, near_fp16_end
 from trtopt.graph.proto import infer_shapes, to_array
-from trtopt.ort.sessions import as_taken, open_session
+from trtopt.ort.sessions import open_session, run_session
 
 PURPOSE = "measuring ranges"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -69,14 +68,10 @@ def measure_ranges(
         return {}
 
     def run(feed: Arrays) -> dict[str, tuple[float, int]]:
-        try:
-            values = [] if session is None else session.run(names, as_taken(session, feed))
-        except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
+        values = {} if session is None else run_session(session, names, feed)
         counts = {name: _counted(np.asarray(feed[name])) for name in inputs}
-        values.reverse()
         for name in names:
-            value = values.pop()  # freed as soon as it is counted
+            value = values.pop(name)  # freed as soon as it is counted
             if isinstance(value, np.ndarray) and value.dtype.kind == "f":
                 counts[name] = _counted(value)
         return counts

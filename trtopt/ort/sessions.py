@@ -185,6 +185,14 @@ def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
     }
 
 
+def run_session(session: Any, outputs: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return what a session gives for these outputs; ModelError where it can't be run."""
+    try:
+        return dict(zip(outputs, session.run(outputs, as_taken(session, feed))))
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
+
+
 class OnnxSession:
     """A model in ONNX Runtime.
 
@@ -222,7 +230,4 @@ class OnnxSession:
         self.outputs = tuple(self.declared)
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        try:
-            return dict(zip(self.outputs, self._session.run(None, dict(inputs))))
-        except Exception as error:
-            raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
+        return run_session(self._session, self.outputs, inputs)
