@@ -230,4 +230,7 @@ class OnnxSession:
         self.outputs = tuple(self.declared)
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        return run_session(self._session, self.outputs, inputs)
+        try:
+            return dict(zip(self.outputs, self._session.run(None, dict(inputs))))
+        except Exception as error:
+            raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
