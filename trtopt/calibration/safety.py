@@ -30,7 +30,7 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
 from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.ort.ranges import TensorRange, beyond_fp16, measure_ranges
+from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
 LIMITS = {Precision.FP16: 30.0, Precision.BF16: 20.0}  # dB at the outputs, unless the user says another
 JUDGES = 8  # samples that the outputs are compared on
@@ -119,11 +119,12 @@ def find_unsafe(
     found = Safety(base, batches.samples, limit_db=limit)
     try:
         with reporter.phase("measuring ranges"):
-            judges, ranges = _ranges(proto, batches, threads)
+            feeds = (run.feed for run in single_runs(network_inputs(proto), batches))
+            ranges = measure_ranges(proto, feeds, threads=threads)
         beyond = beyond_fp16(ranges) if base is Precision.FP16 else {}
         found = replace(found, in_fp32=overflowing(to_ir(proto), beyond))
         with reporter.phase(f"comparing {str(base).upper()} with FP32"):
-            search.read(judges, given, threads)
+            search.read(batches.part(0, JUDGES), given, threads)
             fp32 = snr_db(_worst(search.parts.of_floating()))
             plain, safe = search.judged({}), search.judged(found.in_fp32)
             found = replace(found, judged=len(search.parts.samples), fp32_db=fp32, plain_db=plain, safe_db=safe)
@@ -134,22 +135,6 @@ def find_unsafe(
     except ModelError as error:
         found = replace(found, unjudged=str(error))
     return found
-
-
-def _ranges(
-    proto: ModelProto, batches: Batches, threads: int
-) -> tuple[list[Mapping[str, Any]], Mapping[str, TensorRange]]:
-    """Return the samples that judge, and the ranges of all tensors on all samples."""
-    judges = list[Mapping[str, Any]]()
-
-    def feeds() -> Iterator[Mapping[str, Any]]:
-        for run in single_runs(network_inputs(proto), batches):
-            if len(judges) * run.real < JUDGES:
-                judges.append(run.samples)
-            yield run.feed
-
-    ranges = measure_ranges(proto, feeds(), threads=threads)
-    return judges, ranges
 
 
 # Consecutive nodes, and their noise at the worst output as a share of the signal's.
@@ -167,10 +152,10 @@ class _Search:
     limit: float
     tried: dict[frozenset[str], float] = field(default_factory=dict)
 
-    def read(self, feeds: Sequence[Mapping[str, Any]], given: ModelProto, threads: int) -> None:
+    def read(self, batches: Batches, given: ModelProto, threads: int) -> None:
         """Run the samples in floating point."""
         self.parts = Parts(self.proto, (), threads)
-        self.parts.read(feeds, given)
+        self.parts.read(batches, given)
         for name in self.parts.outputs:
             arrays = [sample.given[name] for sample in self.parts.samples]
             if not any(np.any(array[np.isfinite(array)]) for array in arrays):
