@@ -53,9 +53,8 @@ from trtopt.core.values import (
 )
 from trtopt.core.version import __version__ as __version__
 from trtopt.cuda.clocks import Clocks as Clocks
-from trtopt.data.batches import Skipped as Skipped
 from trtopt.data.preprocess import Preprocess as Preprocess
-from trtopt.data.rebatch import Call as Call
+from trtopt.data.rebatch import Call as Call, Skipped as Skipped
 from trtopt.diagnosis.doctor import DoctorReport as DoctorReport, HostFinding as HostFinding, doctor as doctor
 from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
 from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile

@@ -34,8 +34,8 @@ from trtopt.core.files import existing_file, sha256_json, write_json
 from trtopt.core.options import typed
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
-from trtopt.data.batches import Skipped
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import Skipped
 from trtopt.graph.passes.repair import Repair
 from trtopt.graph.passes.typed import near_fp16_end
 

@@ -9,10 +9,9 @@ from trtopt.core.errors import UsageError
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.data.arrays import ArrayBatches, named_batches, only
-from trtopt.data.batches import Batches, Skipped
 from trtopt.data.images import ImageBatches
 from trtopt.data.preprocess import PAGE, PRESETS, Preprocess
-from trtopt.data.rebatch import alone
+from trtopt.data.rebatch import Batches, Skipped, alone
 
 __all__ = ["SAMPLES", "ArrayBatches", "Batches", "ImageBatches", "Preprocess", "Skipped", "named_batches", "open_data"]
 

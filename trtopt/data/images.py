@@ -21,9 +21,9 @@ from trtopt.core.errors import DataError, UsageError, require
 from trtopt.core.host import cores, in_order
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.values import TensorInfo
-from trtopt.data.batches import Batches, Skipped
 from trtopt.data.decoding import decode, encoded, pixels
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import Batches, Skipped
 
 Item = Path | NDArray[Any]
 
