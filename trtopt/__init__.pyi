@@ -10,8 +10,11 @@ from trtopt.autotune.sensitivity import (
 from trtopt.autotune.tuning import Tuning as Tuning
 from trtopt.builder.construction import BuildResult as BuildResult
 from trtopt.builder.refit import RefitResult as RefitResult, refit as refit
-from trtopt.calibration.calibrator import CalibrateResult as CalibrateResult, calibrate as calibrate
-from trtopt.calibration.exporting import ExportedCache as ExportedCache
+from trtopt.calibration.calibrator import (
+    CalibrateResult as CalibrateResult,
+    ExportedCache as ExportedCache,
+    calibrate as calibrate,
+)
 from trtopt.calibration.histogram import Histogram as Histogram
 from trtopt.calibration.importing import Coverage as Coverage
 from trtopt.calibration.repairing import NoiseByPlace as NoiseByPlace, Repairs as Repairs

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.observe import observe, require_gpu_provider
-from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
+from trtopt.calibration.prepared import Prepared, floating, prepare, refuse_quantized
+from trtopt.calibration.propagation import propagate
 from trtopt.calibration.quality import INSIST, check_samples, data_notes
 from trtopt.calibration.repairing import SAMPLES, Repairer, Repairs
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
-from trtopt.calibration.text_cache import is_cache, read_cache
+from trtopt.calibration.text_cache import is_cache, read_cache, write_cache
+from trtopt.calibration.thresholds import choose
 from trtopt.core.documents import plain
 from trtopt.core.errors import OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, cache_path, check_ending
@@ -24,12 +26,29 @@ from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import Reporter
 from trtopt.core.values import METHODS, Override, choice
+from trtopt.core.words import first_of
 from trtopt.data import SOURCE, Batches, Skipped, open_data, samples_of
 from trtopt.data.arrays import where_counted
 from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.io import Model, load_model
+from trtopt.graph.view import to_ir
 
 DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class ExportedCache:
+    """A cache that was written.
+
+    Attributes:
+        tensors: entries for the folded graph; others: further names of the original model.
+        lacking: floating tensors of the folded graph without an entry.
+    """
+
+    path: Path
+    tensors: int
+    others: int
+    lacking: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -120,14 +139,13 @@ def calibrated(request: CalibrateRequest) -> CalibrateResult:
         prepared, table = calibration.measured()
     if request.repair:
         table = calibration.repaired(prepared, table)
-    batches, coverage, exported = calibration.batches, calibration.coverage, None
+    batches, coverage = calibration.batches, calibration.coverage
     notes = () if coverage else data_notes(table)
     for note in notes if request.calib is None else ():  # of an earlier table it was said when that was made
         reporter.warn(note)
     if request.output is not None:
         table.save(request.output)
-    if request.export_cache is not None:
-        exported = export(request, calibration.model.proto, prepared.proto, table, batches)
+    exported = None if request.export_cache is None else calibration.exported(prepared, table, request.export_cache)
     path, skipped = None if request.output is None else Path(request.output), () if batches is None else batches.skipped
     found = notes, coverage, exported, calibration.repairs
     return CalibrateResult(table, path, skipped, time.monotonic() - started, calibration.cached, *found)
@@ -228,6 +246,36 @@ class _Calibration:
 
         table, self.repairs = repairer.repaired(table, prepared, None if request.export_cache else measure)
         return table
+
+    def exported(self, prepared: Prepared, table: Table, output: str | os.PathLike[str]) -> ExportedCache:
+        """Write the table as a cache for TensorRT 8.6 and 10, whose own calibrator then reads no data.
+
+        TensorRT looks scales up by tensor name, for every floating tensor of the network that it is given, not only for those
+        that a Q/DQ placement needs: layers beside a tensor without one fall back to floating point. So what the table doesn't
+        hold is carried over where that is exact (see `propagation`) and else measured in a second pass, where there are
+        samples. Names are those of the folded graph, which `build --calibrator native` gives TensorRT, and those of the
+        original that hold the same values.
+        """
+        batches, reporter = self.batches, self.request.reporter
+        graph, original = to_ir(prepared.proto), to_ir(self.model.proto)
+        names, scales = floating(graph), propagate(graph, table.amax, table.groups)
+        rest = [name for name in names if name not in scales]
+        if batches is not None and rest:
+            threads, total = self.request.threads, batches.samples
+            seen = observe(prepared.proto, rest, batches, threads=threads, shard=True, total=total, reporter=reporter)
+            counted = {name: item for name, item in seen.histograms.items() if item.absmax > 0}  # zeros give no scale
+            scales |= {name: choose(item, table.method).amax for name, item in counted.items()}
+        entries = {name: scales[name] for name in names if name in scales}
+        scales = propagate(original, scales)
+        others = {name: scales[name] for name in floating(original) if name in scales and name not in entries}
+        path = write_cache(entries | others, output)
+        if lacking := tuple(name for name in names if name not in entries):
+            reporter.warn(
+                f"the exported cache has no scale for {len(lacking)} of the {len(names)} floating tensors "
+                f"({first_of(lacking)}): TensorRT will run layers beside them in floating point; calibrate on data to have "
+                "them all"
+            )
+        return ExportedCache(path, len(entries), len(others), lacking)
 
     def _refuse_measuring(self, source: str, **others: Any) -> None:
         """Raise UsageError for what only measuring needs, `others` among it, beside scales from `source`."""
