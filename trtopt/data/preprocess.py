@@ -7,13 +7,13 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from trtopt.core.documents import Damaged, Positive, converted, plain, read_toml
+from trtopt.core.documents import Damaged, Described, Positive, converted, read_toml
 from trtopt.core.errors import UsageError, require
 from trtopt.core.values import Profile, TensorInfo, choice, x
 
@@ -32,7 +32,7 @@ _OPENCV = {"bilinear": "linear", "bicubic": "cubic", "lanczos": "lanczos4"}  # i
 
 
 @dataclass(frozen=True)
-class Preprocess:
+class Preprocess(Described):
     """Resize, then `(pixel × scale − mean) / std` per channel, then layout and dtype.
 
     Attributes:
@@ -97,7 +97,7 @@ class Preprocess:
     def load(
         cls, source: str | os.PathLike[str] | Mapping[str, Any] | Preprocess, base: Preprocess | None = None
     ) -> Preprocess:
-        """A preset by name, a TOML file, a mapping of the attributes, or one already made.
+        """A preset by name, a TOML file, a mapping of the attributes, as `describe` gives it, or one already made.
 
         A file or mapping may start from a preset: `preset = "imagenet"`; a mapping from a file too.
 
@@ -139,10 +139,6 @@ class Preprocess:
             return replace(base or cls(), **content)
         except UsageError as error:
             raise UsageError(f"{where}{error}") from None
-
-    def describe(self) -> dict[str, Any]:
-        """Plain JSON; `Preprocess.load` reads it back."""
-        return cast("dict[str, Any]", plain(self))
 
     def unlike(self, other: Preprocess, *, resized: bool = True) -> str:
         """Names of what `other` says otherwise, such as "resize and channels"; empty: nothing. Sizes and types don't count.
