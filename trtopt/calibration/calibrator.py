@@ -261,8 +261,8 @@ class _Calibration:
         names, scales = floating(graph), propagate(graph, table.amax, table.groups)
         rest = [name for name in names if name not in scales]
         if batches is not None and rest:
-            threads, total = self.request.threads, batches.samples
-            seen = observe(prepared.proto, rest, batches, threads=threads, shard=True, total=total, reporter=reporter)
+            threads = self.request.threads
+            seen = observe(prepared.proto, rest, batches, threads=threads, shard=True, reporter=reporter)
             counted = {name: item for name, item in seen.histograms.items() if item.absmax > 0}  # zeros give no scale
             scales |= {name: choose(item, table.method).amax for name, item in counted.items()}
         entries = {name: scales[name] for name in names if name in scales}
@@ -295,15 +295,7 @@ class _Calibration:
         if table is not None:
             return replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped))), True
         run = dict[str, Any](threads=request.threads, reporter=reporter)
-        seen = observe(
-            prepared.proto,
-            prepared.tensors,
-            batches,
-            beside=prepared.beside,
-            total=batches.samples,
-            device=request.device,
-            **run,
-        )
+        seen = observe(prepared.proto, prepared.tensors, batches, beside=prepared.beside, device=request.device, **run)
         table = prepared.table(seen, batches, request.method, examined=examined, **run)
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if request.cache:

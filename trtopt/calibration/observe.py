@@ -53,7 +53,6 @@ def observe(
     beside: Sequence[str] = (),
     threads: int | None = None,
     shard: bool = False,
-    total: int | None = None,
     device: str = "cpu",
     reporter: Reporter = SILENT,
 ) -> Observation:
@@ -66,7 +65,6 @@ def observe(
         beside: tensors that are counted, too, where they are finite and not constant.
         threads: samples run at the same time; None: one per core. The result doesn't depend on it.
         device: "cpu", or "cuda": ONNX Runtime runs the graph on the first GPU, in FP32. Values are counted on the CPU.
-        total: samples that `batches` will have, as far as that is known: for the progress.
         shard: these are only some of the samples, so a tensor may be constant in them: ask `combined` about all.
     """
     inputs = network_inputs(proto)
@@ -76,7 +74,8 @@ def observe(
         )
     samples, probes, workers = 0, Probes(), threads or (cores() if device == "cpu" else min(cores(), GPU_RUNS))
     runner = _GraphRunner(proto, (*tensors, *beside), device, workers, beside)
-    with reporter.phase("calibrating", total) as phase:  # in order, so the first bad sample is the one reported
+    with reporter.phase("calibrating", getattr(batches, "samples", None)) as phase:
+        # In order, so the first bad sample is the one reported.
         for fresh in in_order(runner, _feeds(probes.watch(batches), inputs), workers, 2 * workers, "observe"):
             phase.advance(fresh)
             samples += fresh
@@ -102,12 +101,7 @@ class _GraphRunner:
     """Runs one feed and counts its tensors. Calls may overlap; each borrows a set of histograms."""
 
     def __init__(
-        self,
-        proto: ModelProto,
-        tensors: Sequence[str],
-        device: str,
-        workers: int,
-        beside: Sequence[str],
+        self, proto: ModelProto, tensors: Sequence[str], device: str, workers: int, beside: Sequence[str]
     ) -> None:
         self.proto, self.beside, self.not_finite = proto, beside, set[str]()
         inputs = network_inputs(proto)

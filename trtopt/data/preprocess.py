@@ -74,16 +74,13 @@ class Preprocess(Described):
         except Damaged as error:
             raise UsageError(f"preprocessing: {error}") from None
         for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if value is not None:
+            if (value := getattr(self, name)) is not None:
                 choice(value, choices, f"preprocessing: {name}")
         if self.size is not None and self.size[0] * self.size[1] > LARGEST:
             raise UsageError(f"preprocessing: size is {list(self.size)}; at most {LARGEST} pixels are taken")
         for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (1, self.count):
-                raise UsageError(
-                    f"preprocessing: {name} has {len(getattr(self, name))} values; 1 or {self.count} are needed"
-                )
+            if (count := len(getattr(self, name))) not in (1, self.count):
+                raise UsageError(f"preprocessing: {name} has {count} values; 1 or {self.count} are needed")
         if not all(map(math.isfinite, (self.scale, *self.mean, *self.std))):
             raise UsageError("preprocessing: scale, mean and std must be finite numbers")
         if self.scale == 0 or 0.0 in self.std:
