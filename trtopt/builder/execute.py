@@ -129,16 +129,8 @@ def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
         return None
     if plan.samples is None:
         return None
-    safety = find_unsafe(
-        folded,
-        spec.base,
-        plan.samples,
-        given=plan.model.proto,
-        limit_db=request.min_snr,
-        overrides=spec.overrides,
-        io_fp32=spec.io_fp32,
-        reporter=reporter,
-    )
+    given, limit = plan.model.proto, request.min_snr
+    safety = find_unsafe(folded, spec, plan.samples, given=given, limit_db=limit, reporter=reporter)
     if safety.missed and request.min_snr is not None and not request.best:
         fp32, advice = safety.fp32_db, "without `min_snr=` it is built unjudged"
         if fp32 is not None and fp32 >= request.min_snr:

@@ -21,7 +21,7 @@ from trtopt.core.documents import Described
 from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Phase, Reporter
-from trtopt.core.values import Override, Precision
+from trtopt.core.values import BuildSpec, Precision
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.graph.half import widen
@@ -91,17 +91,15 @@ def _decibels(value: float) -> str:
 
 def find_unsafe(
     folded: ModelProto,
-    base: Precision,
+    spec: BuildSpec,
     batches: Batches,
     *,
     given: ModelProto,
     limit_db: float | None = None,
-    overrides: Sequence[Override] = (),
-    io_fp32: bool = True,
     threads: int | None = None,
     reporter: Reporter = SILENT,
 ) -> Safety:
-    """Measure which nodes of a folded model have to stay in FP32 when the rest runs in `base`: FP16 or BF16.
+    """Measure which nodes of a folded model have to stay in FP32 when the rest runs in `spec.base`: FP16 or BF16.
 
     Where ONNX Runtime can't run the model, or what it gives has no measure, `unjudged` says why.
     The result doesn't depend on the batch size nor on the number of threads.
@@ -111,12 +109,12 @@ def find_unsafe(
         batches: real samples; all of them for the ranges, the first `JUDGES` for the outputs.
         limit_db: dB at the worst output that the typed graph must keep; None: `LIMITS`.
     """
+    base, threads = spec.base, threads or cores()
     limit = LIMITS[base] if limit_db is None else limit_db
     if not math.isfinite(limit):
         raise UsageError(f"`min_snr=` is {limit}; a number of dB is needed, such as {LIMITS[base]:g}")
     proto = to_proto(to_ir_at(in_memory(folded), typed_opset(base, quantized=False)))
-    search, threads = _Search(proto, base, overrides, io_fp32, limit), threads or cores()
-    found = Safety(base, batches.samples, limit_db=limit)
+    search, found = _Search(proto, spec, limit), Safety(base, batches.samples, limit_db=limit)
     try:
         with reporter.phase("measuring ranges"):
             feeds = (run.feed for run in single_runs(network_inputs(proto), batches))
@@ -146,9 +144,7 @@ class _Search:
     """Sets of nodes in FP32, tried on the typed graph."""
 
     proto: ModelProto
-    base: Precision
-    overrides: Sequence[Override]
-    io_fp32: bool
+    spec: BuildSpec
     limit: float
     tried: dict[frozenset[str], float] = field(default_factory=dict)
 
@@ -209,8 +205,8 @@ class _Search:
 
     def _typed(self, measured: Mapping[str, str], **others: Any) -> tuple[Collection[str], ModelProto]:
         """The nodes that compute in the reduced type, and the graph, as ONNX Runtime runs it."""
-        options = {"overrides": self.overrides, "io_fp32": self.io_fp32, "measured": measured, **others}
-        result = to_typed(to_ir(in_memory(self.proto)), self.base, **options)
+        options = {"overrides": self.spec.overrides, "io_fp32": self.spec.io_fp32, "measured": measured, **others}
+        result = to_typed(to_ir(in_memory(self.proto)), self.spec.base, **options)
         return result.changes, widen(to_proto(result.model))
 
     def _reason(self, block: _Block) -> str:
@@ -219,7 +215,7 @@ class _Search:
         result = (
             f"brings the outputs to {_decibels(snr_db(noise))}" if noise != math.inf else "makes them infinite or NaN"
         )
-        return f"in {str(self.base).upper()} {what} {result}"
+        return f"in {str(self.spec.base).upper()} {what} {result}"
 
 
 def fewest(count: int, within: Callable[[int], bool], *, first: int = 1, step: int = 2) -> int:
