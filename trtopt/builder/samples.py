@@ -10,7 +10,7 @@ from trtopt.calibration.scales import check_preparation
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.shapes import SeenSizes, parse_profiles, seen_sizes
-from trtopt.data import SAMPLES, Batches, open_data
+from trtopt.data import SAMPLES, Batches, open_data, samples_of
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model, load_model
 
@@ -32,14 +32,8 @@ def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
 
 def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:
     """The real samples of a request, at most `default` unless it says how many."""
-    return open_data(
-        model.inputs,
-        images=request.images,
-        data=request.data,
-        preprocess=preparation(model, request),
-        limit=default if request.limit is None else request.limit,
-        batch=request.batch,
-    )
+    changes = {"preprocess": preparation(model, request), "limit": default if request.limit is None else request.limit}
+    return open_data(model.inputs, **{**samples_of(request), **changes}, batch=request.batch)
 
 
 def with_model(request: BuildRequest) -> BuildRequest:
