@@ -10,12 +10,16 @@ from trtopt.autotune.sensitivity import (
 from trtopt.autotune.tuning import Tuning as Tuning
 from trtopt.builder.construction import BuildResult as BuildResult
 from trtopt.builder.refit import RefitResult as RefitResult, refit as refit
-from trtopt.calibration.calibrator import CalibrateResult as CalibrateResult, calibrate as calibrate
-from trtopt.calibration.exporting import ExportedCache as ExportedCache
+from trtopt.calibration.calibrator import (
+    CalibrateResult as CalibrateResult,
+    ExportedCache as ExportedCache,
+    calibrate as calibrate,
+)
 from trtopt.calibration.histogram import Histogram as Histogram
 from trtopt.calibration.importing import Coverage as Coverage
 from trtopt.calibration.repairing import NoiseByPlace as NoiseByPlace, Repairs as Repairs
-from trtopt.calibration.table import Table as Table, TableEntry as TableEntry
+from trtopt.calibration.table import Table as Table
+from trtopt.calibration.thresholds import TableEntry as TableEntry
 from trtopt.core.errors import (
     AccuracyLost as AccuracyLost,
     BackendError as BackendError,
@@ -52,9 +56,8 @@ from trtopt.core.values import (
 )
 from trtopt.core.version import __version__ as __version__
 from trtopt.cuda.clocks import Clocks as Clocks
-from trtopt.data.batches import Skipped as Skipped
 from trtopt.data.preprocess import Preprocess as Preprocess
-from trtopt.data.rebatch import Call as Call
+from trtopt.data.rebatch import Call as Call, Skipped as Skipped
 from trtopt.diagnosis.doctor import DoctorReport as DoctorReport, HostFinding as HostFinding, doctor as doctor
 from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
 from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile

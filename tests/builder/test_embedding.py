@@ -253,7 +253,7 @@ def test_what_tune_chooses_is_built_with_it(tmp_path: Path, monkeypatch: pytest.
     result = trtopt.tune(path, tmp_path / "m.engine", images=crops(24), preprocess="imagenet", **options)
     assert load_model(tmp_path / "m.onnx").inputs[0].dtype == "uint8"
     assert result.precision["int8"] == 2
-    monkeypatch.setattr("trtopt.autotune.tuning.calibrated", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr("trtopt.autotune.tuning.calibrated_for", lambda *_, **__: pytest.fail("it began"))
     with pytest.raises(UsageError, match=r"needs to know how pixels become"):
         trtopt.tune(path, tmp_path / "m.engine", data={"x": values(24, 3, 32, 32)}, **options)
 

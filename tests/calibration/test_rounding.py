@@ -35,15 +35,15 @@ def test_the_error_of_a_convolution_is_foretold(
     array = values(2, 4, 9, 8, seed=seed) + 0.5
     weight, change = values(8, 4 // groups, *kernel, seed=seed + 1), values(8, 4 // groups, *kernel, seed=seed + 2)
     op = node("Conv", "x w", "y", "c", group=groups, strides=[stride] * 2, dilations=[dilation] * 2, pads=pads)
-    seen = moments(op, weight, array)
+    squares, sums, count = moments(op, weight, array)
     error = _outputs(op, weight + change, array) - _outputs(op, weight, array)
     rows = change.reshape(groups, 8 // groups, -1).astype(np.float64)
-    foretold = np.einsum("gok,gkl,gol->go", rows, seen.squares, rows).reshape(-1)
+    foretold = np.einsum("gok,gkl,gol->go", rows, squares, rows).reshape(-1)
     np.testing.assert_allclose((error**2).sum((0, 2, 3)), foretold, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(
-        error.sum((0, 2, 3)), np.einsum("gok,gk->go", rows, seen.sums).reshape(-1), rtol=1e-2, atol=2e-2
+        error.sum((0, 2, 3)), np.einsum("gok,gk->go", rows, sums).reshape(-1), rtol=1e-2, atol=2e-2
     )
-    assert seen.count == error.size // 8
+    assert count == error.size // 8
 
 
 @pytest.mark.parametrize("op", ["MatMul", "Gemm", "Gemm transposed"])

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 
 from trtopt.calibration.safety import LIMITS, Safety, find_unsafe
 from trtopt.core.errors import UsageError
-from trtopt.core.values import Override, Precision
+from trtopt.core.values import BuildSpec, Override, Precision
 from trtopt.data import open_data
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
@@ -28,13 +28,12 @@ def _found(
     *,
     batch: int = 8,
     limit: int | None = None,
+    overrides: tuple[Override, ...] = (),
     **options: Any,
 ) -> Safety:
     proto, data = planted
-    loaded = load_model(proto)
-    return find_unsafe(
-        fold(proto)[0], base, open_data(loaded.inputs, data=data, batch=batch, limit=limit), given=proto, **options
-    )
+    batches = open_data(load_model(proto).inputs, data=data, batch=batch, limit=limit)
+    return find_unsafe(fold(proto)[0], BuildSpec(base, overrides=overrides), batches, given=proto, **options)
 
 
 def test_an_overflow_is_found_with_the_value_seen() -> None:
@@ -91,7 +90,7 @@ def test_the_limit_decides() -> None:
 
 
 def test_a_limit_that_the_users_own_wishes_put_out_of_reach_is_said() -> None:
-    wishes = [Override(name, FP16) for name in ("shift", "relu", "back")]
+    wishes = tuple(Override(name, FP16) for name in ("shift", "relu", "back"))
     found = _found(cancelling(), overrides=wishes, limit_db=40.0)
     assert found.missed and not found.in_fp32
     assert "23.8 dB at the outputs, less than the 40 asked for" in str(found)

@@ -13,8 +13,8 @@ import pytest
 from skimage import data, filters
 
 from trtopt.calibration.histogram import Histogram, merged
-from trtopt.calibration.table import Table, TableEntry, _text, choose_all
-from trtopt.calibration.thresholds import choose
+from trtopt.calibration.table import Table, _text, choose_all
+from trtopt.calibration.thresholds import TableEntry, choose
 from trtopt.core.errors import CalibrationError, OutputError, UsageError
 from trtopt.core.values import METHODS
 from trtopt.graph.passes.repair import Repair

@@ -91,9 +91,9 @@ def test_somebody_elses_folder_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_behind_when_a_photo_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.data.samples.decode", lambda content: "isn't an image that can be decoded")
+    monkeypatch.setattr("trtopt.data.decoding.decode", lambda content: "isn't an image that can be decoded")
     path = recipe(tmp_path)
-    with pytest.raises(DataError, match=r"coffee.png isn't an image"):
+    with pytest.raises(DataError, match=r"coffee.png: isn't an image"):
         write_crops(path, tmp_path / "crops")
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 

@@ -15,7 +15,8 @@ from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.builder.construction import build
-from trtopt.calibration.table import Table, TableEntry
+from trtopt.calibration.table import Table
+from trtopt.calibration.thresholds import TableEntry
 from trtopt.core.values import Precision
 from trtopt.cuda.device import Device
 from trtopt.graph.passes.fold import fold

@@ -21,7 +21,8 @@ from types import SimpleNamespace
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
 import trtopt
 from trtopt.builder.lowering import lower
-from trtopt.calibration.table import Table, TableEntry
+from trtopt.calibration.table import Table
+from trtopt.calibration.thresholds import TableEntry
 from trtopt.core.errors import NoBackend
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.graph import prepare

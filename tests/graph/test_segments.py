@@ -86,22 +86,6 @@ def test_an_input_that_two_segments_have_is_joined_once() -> None:
     assert joined(segments[2:], ["y"], {}).inputs == ("h/other", "i")
 
 
-def test_an_input_that_a_node_lacks_can_be_added() -> None:
-    (whole,) = divided(_skips(), [], {})
-    x, bias = values(1, 3, 8, 8, seed=2), np.array([1, 2, 3], np.float32)
-    found = _run(whole.with_constants({("c1", 2): bias}), {"x": x})["y"] - _run(whole.proto, {"x": x})["y"]
-    np.testing.assert_allclose(found, np.broadcast_to(bias.reshape(3, 1, 1), found.shape), atol=1e-4)
-
-
-def test_a_weight_is_changed_for_one_reader() -> None:
-    text = "(float[n,4] x) => (float[n,4] y) { [m0] h = MatMul (x, w) [m1] y = MatMul (h, w) }"
-    (whole,) = divided(written(text, w=values(4, 4)), [], {})
-    x, w, other = values(2, 4, seed=1), values(4, 4), values(4, 4, seed=2)
-    found = _run(whole.with_constants({("m1", 1): other}), {"x": x})["y"]
-    np.testing.assert_allclose(found, x @ w @ other, rtol=1e-5)
-    np.testing.assert_allclose(_run(whole.proto, {"x": x})["y"], x @ w @ w, rtol=1e-5)
-
-
 def test_a_tensor_of_unknown_type_is_named() -> None:
     proto = conv_relu()
     proto.graph.node.insert(1, helper.make_node("Strange", ["h"], ["s"], "s", domain="there"))

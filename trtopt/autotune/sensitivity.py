@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from trtopt.autotune.request import SensitivityRequest
-from trtopt.calibration.calibrator import calibrated
+from trtopt.calibration.calibrator import calibrated_for
 from trtopt.calibration.importing import kept_out
 from trtopt.calibration.noise import Measured, NoiseLedger, snr_db
 from trtopt.calibration.prepared import prepare
-from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.errors import ModelError
@@ -159,14 +158,12 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     reporter = request.reporter
     overrides = tuple(map(Override.parse, request.precision_override))
     model = load_model(request.model)
-    source = samples_of(request)
-    batches = open_data(model.inputs, **{**source, "limit": min(request.samples, request.limit or request.samples)})
+    limit = min(request.samples, request.limit or request.samples)
+    batches = open_data(model.inputs, **{**samples_of(request), "limit": limit})
     if request.calib is None:
-        names = ("method", "precision_override", "threads", "allow_unusual_data", "reporter")
-        same = {name: getattr(request, name) for name in names}
-        table = calibrated(CalibrateRequest(cast("Any", model), **source, **same)).table
+        table = calibrated_for(request, model).table
     else:
-        table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
+        table = Table.load(request.calib)
         table = table.with_method(request.method) if request.method not in ("auto", table.method) else table
     ready = prepare(model, overrides, samples=batches, reporter=reporter)
     if table.model["fingerprint"] != ready.fingerprint:

@@ -27,11 +27,10 @@ from trtopt.builder.plan import plan_build
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples
 from trtopt.calibration import prepared
-from trtopt.calibration.calibrator import CalibrateResult, calibrated
+from trtopt.calibration.calibrator import CalibrateResult, calibrated_for
 from trtopt.calibration.importing import kept_out, without_scales
 from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.repairing import NoiseByPlace
-from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.documents import Damaged, converted, plain, read_json
@@ -334,14 +333,12 @@ def _subject(request: BuildRequest, scales: Table | None) -> _TunedModel:
 def _given_scales(request: BuildRequest) -> Table | None:
     """The table that `calib` names."""
     scales = request.calib
-    if scales is None or isinstance(scales, Table):
-        return scales
     if is_cache(scales):
         raise UsageError(
             f"`calib='{scales}'` is a TensorRT cache, and a search begins with a table: trtopt calibrate MODEL.onnx "
             f"--import-cache {scales} -o T.calib.json, then `calib='T.calib.json'`"
         )
-    return Table.load(scales)
+    return None if scales is None else Table.load(scales)
 
 
 def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> Table:
@@ -386,17 +383,15 @@ def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -
 
 def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None = None) -> CalibrateResult:
     """The scales, measured on all of the images or data; or a table with repairs by these."""
-    names = ("images", "data", "limit", "batch", "precision_override", "allow_unusual_data", "reporter")
-    asked = CalibrateRequest(
-        cast("Any", subject.model),
+    return calibrated_for(
+        request,
+        subject.model,
         preprocess=subject.preprocess,
         calib=table,
         method=table.method if table is not None and table.method in METHODS else request.method,
         gates=bool(subject.gates) and (table is None or subject.has_gates(table)),
         repair=table is not None,
-        **{name: getattr(request, name) for name in names},
     )
-    return calibrated(asked)
 
 
 def _repaired(

@@ -128,16 +128,8 @@ def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
         return None
     if plan.samples is None:
         return None
-    safety = find_unsafe(
-        folded,
-        spec.base,
-        plan.samples,
-        given=plan.model.proto,
-        limit_db=request.min_snr,
-        overrides=spec.overrides,
-        io_fp32=spec.io_fp32,
-        reporter=reporter,
-    )
+    given, limit = plan.model.proto, request.min_snr
+    safety = find_unsafe(folded, spec, plan.samples, given=given, limit_db=limit, reporter=reporter)
     if safety.missed and request.min_snr is not None and not request.best:
         fp32, advice = safety.fp32_db, "without `min_snr=` it is built unjudged"
         if fp32 is not None and fp32 >= request.min_snr:
@@ -237,7 +229,7 @@ def _planned(
             layer_precision=lowered.layer_precision,
             preferred=lowered.preferred,
             calibration=plan.native,
-            calibration_batch=plan.scales.native_batch(plan.model, plan.spec),
+            calibration_batch=plan.scales.native_batch(plan.model, spec),
             calibration_cache=plan.cache,
             name=plan.name,
             reporter=plan.request.reporter,

@@ -161,8 +161,8 @@ def with_scales(plan: BuildPlan) -> BuildPlan:
     request, spec, model, scales = plan.request, plan.spec, plan.model, plan.scales
     if spec.embed_preprocess and request.data is not None:  # which is used as it is
         scales = replace(scales, preprocess=None)
-    table = scales.table(model, spec, plan.quantized, request.reporter)
-    native, can = scales.native(model, spec), plan.generation.capabilities
+    table = scales.table(model, spec, plan.quantized)
+    (native, cache), can = scales.native(model, spec), plan.generation.capabilities
     preprocessing, embedded = scales.preprocessing(table, native), None
     if spec.embed_preprocess:
         prepared = request.preprocess if preprocessing is None else preprocessing
@@ -175,7 +175,7 @@ def with_scales(plan: BuildPlan) -> BuildPlan:
         plan,
         table=table,
         native=native,
-        cache=scales.native_cache(spec),
+        cache=cache,
         beside=None if table is None else scales.beside_graph(model, spec, can, table),
         preprocessing=preprocessing,
         embedded=embedded,

@@ -10,7 +10,7 @@ from trtopt.calibration.scales import check_preparation
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.shapes import SeenSizes, parse_profiles, seen_sizes
-from trtopt.data import SAMPLES, Batches, open_data
+from trtopt.data import SAMPLES, Batches, open_data, samples_of
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model, load_model
 
@@ -18,11 +18,8 @@ from trtopt.graph.io import Model, load_model
 def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
     """Return how its images become inputs: as it says, else as its table does; in the opt size where that is open."""
     preprocess, calib, table = request.preprocess, request.calib, None
-    if isinstance(calib, Table):
-        table = calib
-    elif (preprocess is not None or request.images is not None) and calib is not None and not is_cache(calib):
+    if (preprocess is not None or request.images is not None) and calib is not None and not is_cache(calib):
         table = Table.load(calib)
-    if table is not None:
         check_preparation(preprocess, table)
     if request.images is None:  # given without images it is passed on all the same, for `open_data` to refuse
         passed_on = preprocess is not None and calib is None and not request.embed_preprocess
@@ -35,14 +32,8 @@ def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
 
 def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:
     """The real samples of a request, at most `default` unless it says how many."""
-    return open_data(
-        model.inputs,
-        images=request.images,
-        data=request.data,
-        preprocess=preparation(model, request),
-        limit=default if request.limit is None else request.limit,
-        batch=request.batch,
-    )
+    changes = {"preprocess": preparation(model, request), "limit": default if request.limit is None else request.limit}
+    return open_data(model.inputs, **{**samples_of(request), **changes}, batch=request.batch)
 
 
 def with_model(request: BuildRequest) -> BuildRequest:

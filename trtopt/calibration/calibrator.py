@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.observe import observe, require_gpu_provider
-from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
-from trtopt.calibration.quality import INSIST, Probes, check_samples, data_notes
+from trtopt.calibration.prepared import Prepared, floating, prepare, refuse_quantized
+from trtopt.calibration.propagation import propagate
+from trtopt.calibration.quality import INSIST, check_samples, data_notes
 from trtopt.calibration.repairing import SAMPLES, Repairer, Repairs
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
-from trtopt.calibration.text_cache import is_cache, read_cache
+from trtopt.calibration.text_cache import is_cache, read_cache, write_cache
+from trtopt.calibration.thresholds import choose
 from trtopt.core.documents import plain
 from trtopt.core.errors import OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, cache_path, check_ending
@@ -24,12 +26,29 @@ from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import Reporter
 from trtopt.core.values import METHODS, Override, choice
-from trtopt.data import Batches, Skipped, open_data, samples_of
+from trtopt.core.words import first_of
+from trtopt.data import SOURCE, Batches, Skipped, open_data, samples_of
 from trtopt.data.arrays import where_counted
 from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.io import Model, load_model
+from trtopt.graph.view import to_ir
 
 DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class ExportedCache:
+    """A cache that was written.
+
+    Attributes:
+        tensors: entries for the folded graph; others: further names of the original model.
+        lacking: floating tensors of the folded graph without an entry.
+    """
+
+    path: Path
+    tensors: int
+    others: int
+    lacking: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -113,32 +132,30 @@ def calibrated(request: CalibrateRequest) -> CalibrateResult:
     started, reporter = time.monotonic(), request.reporter
     calibration = _checked(request)
     if request.import_cache is not None:
-        found = calibration.imported()
+        prepared, table = calibration.imported()
     elif request.calib is not None:
-        found = calibration.chosen_again()
+        prepared, table = calibration.chosen_again()
     else:
-        found = calibration.measured()
+        prepared, table = calibration.measured()
     if request.repair:
-        found = calibration.repaired(found)
-    notes = () if found.coverage else data_notes(found.table)
+        table = calibration.repaired(prepared, table)
+    batches, coverage = calibration.batches, calibration.coverage
+    notes = () if coverage else data_notes(table)
     for note in notes if request.calib is None else ():  # of an earlier table it was said when that was made
         reporter.warn(note)
     if request.output is not None:
-        found.table.save(request.output)
-    exported = None
-    if request.export_cache is not None:
-        exported = export(request, calibration.model.proto, found.prepared.proto, found.table, found.batches)
-    return CalibrateResult(
-        found.table,
-        None if request.output is None else Path(request.output),
-        () if found.batches is None else found.batches.skipped,
-        time.monotonic() - started,
-        found.cached,
-        notes,
-        found.coverage,
-        exported,
-        found.repairs,
-    )
+        table.save(request.output)
+    exported = None if request.export_cache is None else calibration.exported(prepared, table, request.export_cache)
+    path, skipped = None if request.output is None else Path(request.output), () if batches is None else batches.skipped
+    found = notes, coverage, exported, calibration.repairs
+    return CalibrateResult(table, path, skipped, time.monotonic() - started, calibration.cached, *found)
+
+
+def calibrated_for(request: Any, model: Model, **changes: Any) -> CalibrateResult:
+    """Calibrate `model` as another stage's request says in the options that it shares, with `changes`."""
+    shared = (*SOURCE, "batch", "method", "precision_override", "threads", "allow_unusual_data", "reporter")
+    options = {name: getattr(request, name) for name in shared if hasattr(request, name)}
+    return calibrated(CalibrateRequest(cast("Any", model), **{**options, **changes}))
 
 
 def _checked(request: CalibrateRequest) -> _Calibration:
@@ -156,21 +173,9 @@ def _checked(request: CalibrateRequest) -> _Calibration:
     return _Calibration(request, model, overrides, gpu)
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A table, with what it was made from."""
-
-    table: Table
-    prepared: Prepared
-    batches: Batches | None = None
-    cached: bool = False
-    coverage: Coverage | None = None
-    repairs: Repairs | None = None
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Calibration:
-    """A request that can be right, and its model.
+    """A request that can be right, and its model; and what is found on the way to the table.
 
     Attributes:
         gpu: of a pass on a GPU, what else its values depend on.
@@ -180,12 +185,16 @@ class _Calibration:
     model: Model
     overrides: tuple[Override, ...]
     gpu: Mapping[str, str] | None
+    batches: Batches | None = None
+    cached: bool = False
+    coverage: Coverage | None = None
+    repairs: Repairs | None = None
 
     def prepared(self, samples: Iterable[Arrays] = ()) -> Prepared:
         request = self.request
         return prepare(self.model, self.overrides, gates=request.gates, samples=samples, reporter=request.reporter)
 
-    def imported(self) -> _Found:
+    def imported(self) -> tuple[Prepared, Table]:
         """Take the scales of a TensorRT cache."""
         request, reporter = self.request, self.request.reporter
         also = {} if request.method == "auto" else {"method": request.method}
@@ -194,39 +203,37 @@ class _Calibration:
         cache, prepared = read_cache(request.import_cache), self.prepared()
         known = {"overrides": self.overrides, "missing": request.missing, "preprocess": request.preprocess}
         with reporter.phase(f"importing {Path(request.import_cache).name}"):
-            table, coverage = import_table(cache, self.model.proto, prepared, **known)
-        for warning in coverage.warnings:
+            table, self.coverage = import_table(cache, self.model.proto, prepared, **known)
+        for warning in self.coverage.warnings:
             reporter.warn(warning)
-        return _Found(table, prepared, coverage=coverage)
+        return prepared, table
 
-    def chosen_again(self) -> _Found:
+    def chosen_again(self) -> tuple[Prepared, Table]:
         """Choose thresholds anew from what an earlier call counted."""
         calib = self.request.calib
         if not self.request.repair:  # which needs samples
             self._refuse_measuring("`calib=`")
-        if not isinstance(calib, Table):
-            assert calib is not None
-            if is_cache(calib):
-                raise UsageError(f"`calib='{calib}'` is a TensorRT cache: give it as `import_cache='{calib}'`")
-            calib = Table.load(calib)
-        prepared = self.prepared()
+        assert calib is not None
+        if is_cache(calib):
+            raise UsageError(f"`calib='{calib}'` is a TensorRT cache: give it as `import_cache='{calib}'`")
+        table, prepared, self.cached = Table.load(calib), self.prepared(), True
         with self.request.reporter.phase("choosing thresholds"):
-            return _Found(prepared.chosen_again(calib, self.request.method), prepared, cached=True)
+            return prepared, prepared.chosen_again(table, self.request.method)
 
-    def measured(self) -> _Found:
+    def measured(self) -> tuple[Prepared, Table]:
         """Run the model on all samples."""
         request, inputs = self.request, self.model.inputs
         threads = request.threads or (cores() if self.gpu else None)  # a GPU waits for decoding
         source = {**samples_of(request), "batch": request.batch, "threads": threads, "reporter": request.reporter}
-        batches = open_data(inputs, **source)
+        self.batches = batches = open_data(inputs, **source)
         check_samples(batches, inputs, None if request.allow_unusual_data else INSIST)
         if alone(inputs):
             request.reporter.note(f"{where_counted(inputs)}; {batches.samples} are read")
         prepared = self.prepared(batches)
-        table, cached = self._pass(prepared, batches)
-        return _Found(table, prepared, batches, cached)
+        table, self.cached = self._pass(prepared, batches)
+        return prepared, table
 
-    def repaired(self, found: _Found) -> _Found:
+    def repaired(self, prepared: Prepared, table: Table) -> Table:
         """Add what lowers the noise most on samples held apart, at the outputs of the model as it was given."""
         request, inputs = self.request, self.model.inputs
         few = open_data(inputs, **{**samples_of(request), "limit": SAMPLES})
@@ -234,11 +241,41 @@ class _Calibration:
         repairer = Repairer(self.model.proto, few, self.overrides, threads, request.reporter)
 
         def measure(prepared: Prepared) -> Table:
-            batches = found.batches or open_data(inputs, **samples_of(request), batch=request.batch)
+            batches = self.batches or open_data(inputs, **samples_of(request), batch=request.batch)
             return self._pass(prepared, batches, examined=False)[0]
 
-        table, repairs = repairer.repaired(found.table, found.prepared, None if request.export_cache else measure)
-        return replace(found, table=table, repairs=repairs)
+        table, self.repairs = repairer.repaired(table, prepared, None if request.export_cache else measure)
+        return table
+
+    def exported(self, prepared: Prepared, table: Table, output: str | os.PathLike[str]) -> ExportedCache:
+        """Write the table as a cache for TensorRT 8.6 and 10, whose own calibrator then reads no data.
+
+        TensorRT looks scales up by tensor name, for every floating tensor of the network that it is given, not only for those
+        that a Q/DQ placement needs: layers beside a tensor without one fall back to floating point. So what the table doesn't
+        hold is carried over where that is exact (see `propagation`) and else measured in a second pass, where there are
+        samples. Names are those of the folded graph, which `build --calibrator native` gives TensorRT, and those of the
+        original that hold the same values.
+        """
+        batches, reporter = self.batches, self.request.reporter
+        graph, original = to_ir(prepared.proto), to_ir(self.model.proto)
+        names, scales = floating(graph), propagate(graph, table.amax, table.groups)
+        rest = [name for name in names if name not in scales]
+        if batches is not None and rest:
+            threads = self.request.threads
+            seen = observe(prepared.proto, rest, batches, threads=threads, shard=True, reporter=reporter)
+            counted = {name: item for name, item in seen.histograms.items() if item.absmax > 0}  # zeros give no scale
+            scales |= {name: choose(item, table.method).amax for name, item in counted.items()}
+        entries = {name: scales[name] for name in names if name in scales}
+        scales = propagate(original, scales)
+        others = {name: scales[name] for name in floating(original) if name in scales and name not in entries}
+        path = write_cache(entries | others, output)
+        if lacking := tuple(name for name in names if name not in entries):
+            reporter.warn(
+                f"the exported cache has no scale for {len(lacking)} of the {len(names)} floating tensors "
+                f"({first_of(lacking)}): TensorRT will run layers beside them in floating point; calibrate on data to have "
+                "them all"
+            )
+        return ExportedCache(path, len(entries), len(others), lacking)
 
     def _refuse_measuring(self, source: str, **others: Any) -> None:
         """Raise UsageError for what only measuring needs, `others` among it, beside scales from `source`."""
@@ -257,17 +294,9 @@ class _Calibration:
         table = _cached(store, request.method, reporter) if request.cache else None
         if table is not None:
             return replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped))), True
-        probes, run = Probes(), dict[str, Any](threads=request.threads, reporter=reporter)
-        seen = observe(
-            prepared.proto,
-            prepared.tensors,
-            probes.watch(batches),
-            beside=prepared.beside,
-            total=batches.samples,
-            device=request.device,
-            **run,
-        )
-        table = prepared.table(seen, batches, request.method, probes=probes.feeds if examined else None, **run)
+        run = dict[str, Any](threads=request.threads, reporter=reporter)
+        seen = observe(prepared.proto, prepared.tensors, batches, beside=prepared.beside, device=request.device, **run)
+        table = prepared.table(seen, batches, request.method, examined=examined, **run)
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if request.cache:
             try:

@@ -19,8 +19,9 @@ from onnx import ModelProto
 
 from trtopt.calibration.prepared import Prepared
 from trtopt.calibration.propagation import propagate
-from trtopt.calibration.table import Table, TableEntry
+from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import TextCache
+from trtopt.calibration.thresholds import TableEntry
 from trtopt.core.documents import plain
 from trtopt.core.errors import CalibrationError
 from trtopt.core.values import Override, Precision

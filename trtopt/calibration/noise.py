@@ -20,15 +20,16 @@ from onnx import ModelProto
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Precision
 from trtopt.data.convert import Run, single_runs
+from trtopt.data.difference import powers
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
-from trtopt.graph.passes.repair import BIAS, Repair, repair_weights, repaired
-from trtopt.graph.proto import Links, to_array, whole_copy
+from trtopt.graph.passes.repair import Repair, repair_weights
+from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.segments import Segment, Slot, divided, joined
-from trtopt.graph.view import to_ir, to_proto
+from trtopt.graph.view import read_ir, to_ir, to_proto
 from trtopt.ort.sessions import open_session, run_session
 
 # A place, its noise, and at other scales: factor → noise.
@@ -134,12 +135,6 @@ class Parts:
         session = opened(proto, optimize=False)
         return self.noise(lambda sample: run_session(session, self.outputs, sample.of.feed), samples, given=True)
 
-    def of_sessions(
-        self, first: int, sessions: Mapping[int, Any], samples: Sequence[Sample] | None = None
-    ) -> dict[str, float]:
-        """The noise at each output where sessions stand in for segments; `first` is the segment that comes next."""
-        return self.noise(lambda sample: self.run(sample.values, first, sessions), samples)
-
     def run(self, values: Arrays, first: int, sessions: Mapping[int, Any] | None = None) -> dict[str, NDArray[Any]]:
         """The outputs, from the tensors that are there before the segment `first`; `sessions` stand in for segments."""
         held, others = dict(values), sessions or {}
@@ -167,26 +162,21 @@ class Parts:
         """
         names = [name for name in self.outputs if name not in self.left_out]
 
-        def powers(sample: Sample) -> NDArray[np.float64]:
+        def each(sample: Sample) -> NDArray[np.float64]:
             results, signal = outputs(sample), sample.given if given else sample.expected
             return np.array([self._powers(name, sample, signal[name], results[name]) for name in names])
 
-        sums = np.sum(self.each(powers, samples), axis=0)
+        sums = np.nan_to_num(np.sum(self.each(each, samples), axis=0), nan=np.inf, posinf=np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.where(sums[:, 0] > 0, sums[:, 1] / sums[:, 0], np.where(sums[:, 1] > 0, np.inf, 0.0))
         return dict(zip(names, map(float, shares)))
 
-    def _powers(self, name: str, sample: Sample, expected: NDArray[Any], actual: NDArray[Any]) -> tuple[float, float]:
+    def _powers(self, name: str, sample: Sample, expected: NDArray[Any], actual: NDArray[Any]) -> NDArray[np.float64]:
         """Return the signal's power and the noise's."""
         if expected.shape != actual.shape:
             self.left_out[name] = "its shape depends on the values"
-            return 0.0, 0.0
-        expected, actual = (sample.of.cut({name: array})[name] for array in (expected, actual))
-        counted = np.isfinite(expected)
-        signal = expected[counted].astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            noise = float(((actual[counted] - signal) ** 2).sum())
-        return float((signal**2).sum()), noise if math.isfinite(noise) else math.inf
+            return np.zeros(2)
+        return powers(*(sample.of.cut({name: array})[name] for array in (expected, actual)))
 
     def each(self, work: Callable[[Sample], Any], samples: Sequence[Sample] | None = None) -> list[Any]:
         with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-noise") as pool:
@@ -263,16 +253,10 @@ class NoiseLedger(Parts):
         self, number: int, weight: Weight, repair: Repair | None, samples: Sequence[Sample] | None = None
     ) -> dict[str, float]:
         """The noise at each output where one weight of the segment that comes next is as INT8 holds it."""
-        content = np.asarray(to_array(self.weights[weight.name]), np.float32)
-        plain = Repair(np.zeros(content.shape, np.int8))
-        changes = {(weight.node, weight.slot): repaired(content, weight.axis, repair or plain)}
-        if repair is not None and repair.bias is not None:
-            nodes = self.segments[number].proto.graph.node
-            node = next(node for node in nodes if node.name == weight.node)
-            held = self.weights.get(node.input[BIAS]) if len(node.input) > BIAS else None
-            changes[weight.node, BIAS] = repair.bias if held is None else repair.bias + to_array(held)
-        proto = self.segments[number].with_constants(changes)
-        return self.of_sessions(number, {number: opened(proto)}, samples)
+        plain, segment = Repair(np.zeros(self.weights[weight.name].dims, np.int8)), read_ir(self.segments[number].proto)
+        repair_weights(segment, replace(self.points, weights=(weight,)), {weight.node: repair or plain})
+        sessions = {number: opened(to_proto(segment))}
+        return self.noise(lambda sample: self.run(sample.values, number, sessions), samples)
 
     def quantized(self, repairs: Mapping[str, Repair], *, weights_alone: bool = False) -> ModelProto:
         """The whole Q/DQ graph; or with activations in floating point."""

@@ -9,10 +9,8 @@ needs to say which of its axes is the batch (in ViT it is the second). It is als
 from __future__ import annotations
 
 import queue
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -20,8 +18,9 @@ from onnx import ModelProto
 from onnx.parser import parse_model
 
 from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.quality import Probes
 from trtopt.core.errors import CalibrationError, DataError, DeviceError, ModelError
-from trtopt.core.host import cores
+from trtopt.core.host import cores, in_order
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.core.version import to_install
@@ -31,18 +30,19 @@ from trtopt.graph.inputs import network_inputs
 from trtopt.graph.proto import node_label
 from trtopt.ort.sessions import GPU, OnnxSession, open_session, providers, version
 
-Feed = dict[str, NDArray[Any]]
+# Arrays, the number of the first new sample in them, how many there are, and how many times over.
+Run = tuple[dict[str, NDArray[Any]], int, int, int]
 GPU_RUNS = 4  # at the same time, unless told otherwise: each holds its tensors in the GPU's memory
 NAMED = 8  # nodes that a message lists; with more, the data is at fault
-_INPUT = "a network input"
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A histogram per tensor, of so many samples."""
+    """A histogram per tensor, of so many samples, with some of these for a look into the model (`quality.Probes`)."""
 
     histograms: Mapping[str, Histogram]
     samples: int
+    probes: Sequence[Arrays] = ()
 
 
 def observe(
@@ -53,7 +53,6 @@ def observe(
     beside: Sequence[str] = (),
     threads: int | None = None,
     shard: bool = False,
-    total: int | None = None,
     device: str = "cpu",
     reporter: Reporter = SILENT,
 ) -> Observation:
@@ -66,35 +65,23 @@ def observe(
         beside: tensors that are counted, too, where they are finite and not constant.
         threads: samples run at the same time; None: one per core. The result doesn't depend on it.
         device: "cpu", or "cuda": ONNX Runtime runs the graph on the first GPU, in FP32. Values are counted on the CPU.
-        total: samples that `batches` will have, as far as that is known: for the progress.
         shard: these are only some of the samples, so a tensor may be constant in them: ask `combined` about all.
     """
-    inputs, sources = network_inputs(proto), _sources(proto)
+    inputs = network_inputs(proto)
     if halves := [name for name, info in inputs.items() if info.dtype == "bfloat16"]:
         raise CalibrationError(
             f"the input {halves[0]} is bfloat16, which ONNX Runtime takes from no array: export the model with float32 inputs"
         )
-    samples, workers = 0, threads or (cores() if device == "cpu" else min(cores(), GPU_RUNS))
-    pending: deque[tuple[Future[None], int]] = deque()
-    runner = _GraphRunner(proto, (*tensors, *beside), sources, device, workers, beside)
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
-    try:
-        with reporter.phase("calibrating", total) as phase:
-            for feed, fresh, copies in _feeds(batches, inputs):
-                if len(pending) >= 2 * workers:  # bounds memory; in order, so the first bad sample is the one reported
-                    done, count = pending.popleft()
-                    done.result()
-                    phase.advance(count)
-                pending.append((pool.submit(runner, feed, copies, samples), fresh))
-                samples += fresh
-            for done, count in pending:
-                done.result()
-                phase.advance(count)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    samples, probes, workers = 0, Probes(), threads or (cores() if device == "cpu" else min(cores(), GPU_RUNS))
+    runner = _GraphRunner(proto, (*tensors, *beside), device, workers, beside)
+    with reporter.phase("calibrating", getattr(batches, "samples", None)) as phase:
+        # In order, so the first bad sample is the one reported.
+        for fresh in in_order(runner, _feeds(probes.watch(batches), inputs), workers, 2 * workers, "observe"):
+            phase.advance(fresh)
+            samples += fresh
     if not samples:
         raise DataError("there are no samples to calibrate on: give images or arrays of real inputs")
-    observation = Observation(runner.result(), samples)
+    observation = Observation(runner.result(), samples, probes.feeds)
     return observation if shard else _varied(observation, proto, beside)
 
 
@@ -103,24 +90,22 @@ def combined(proto: ModelProto, shards: Sequence[Observation], beside: Sequence[
     parts = [item.histograms for item in shards]
     names = [name for name in parts[0] if all(name in part for part in parts)]
     whole = {name: merged(part[name] for part in parts) for name in names}
-    return _varied(Observation(whole, sum(item.samples for item in shards)), proto, beside)
+    probes = Probes()
+    samples = sum(item.samples for item in shards)
+    for _ in probes.watch(feed for item in shards for feed in item.probes):  # of which it keeps as many again
+        pass
+    return _varied(Observation(whole, samples, probes.feeds), proto, beside)
 
 
 class _GraphRunner:
     """Runs one feed and counts its tensors. Calls may overlap; each borrows a set of histograms."""
 
     def __init__(
-        self,
-        proto: ModelProto,
-        tensors: Sequence[str],
-        sources: Mapping[str, str],
-        device: str,
-        workers: int,
-        beside: Sequence[str],
+        self, proto: ModelProto, tensors: Sequence[str], device: str, workers: int, beside: Sequence[str]
     ) -> None:
-        self.sources, self.beside, self.not_finite = sources, beside, set[str]()
-        self.fed = [name for name in tensors if sources[name] == _INPUT]
-        self.computed = [name for name in tensors if sources[name] != _INPUT]
+        self.proto, self.beside, self.not_finite = proto, beside, set[str]()
+        inputs = network_inputs(proto)
+        self.fed, self.computed = ([name for name in tensors if (name in inputs) is fed] for fed in (True, False))
         gpu, self.session = device != "cpu", None
         if self.computed:
             # One thread: samples run side by side instead, without partial sums that depend on threads. Without plans of the
@@ -135,7 +120,9 @@ class _GraphRunner:
         for _ in range(workers):
             self.sets.put({name: Histogram() for name in tensors})
 
-    def __call__(self, feed: Feed, copies: int, sample: int) -> None:
+    def __call__(self, run: Run) -> int:
+        """Return how many samples it counted."""
+        feed, sample, fresh, copies = run
         try:
             outputs = [] if self.session is None else list(self.session.run(None, feed))
         except Exception as error:  # ONNX Runtime's exceptions have no common base
@@ -150,6 +137,7 @@ class _GraphRunner:
                 self._count(histograms, name, outputs.pop(), copies, sample)  # freed as soon as it is counted
         finally:
             self.sets.put(histograms)
+        return fresh
 
     def _count(self, histograms: Mapping[str, Histogram], name: str, values: Any, copies: int, sample: int) -> None:
         try:
@@ -162,7 +150,7 @@ class _GraphRunner:
                 self.not_finite.add(name)
                 return
             raise CalibrationError(
-                f"the tensor {name!r} ({self.sources[name]}) isn't finite for sample {sample} (from 0): {error}; "
+                f"the tensor {name!r} ({_source(self.proto, name)}) isn't finite for sample {sample} (from 0): {error}; "
                 "check the preprocessing and the weights, or keep that node out with "
                 "`precision_override=['NODE=fp32']`"
             ) from None
@@ -172,10 +160,9 @@ class _GraphRunner:
         return {name: merged(part[name] for part in parts) for name in parts[0] if name not in self.not_finite}
 
 
-def _sources(proto: ModelProto) -> dict[str, str]:
-    """Say where each tensor comes from, for messages."""
-    computed = {name: f"from {node_label(node)}" for node in proto.graph.node for name in node.output if name}
-    return dict.fromkeys(network_inputs(proto), _INPUT) | computed
+def _source(proto: ModelProto, tensor: str) -> str:
+    """Say where a tensor comes from, for messages."""
+    return next((f"from {node_label(node)}" for node in proto.graph.node if tensor in node.output), "a network input")
 
 
 def require_gpu_provider() -> dict[str, str]:
@@ -195,8 +182,8 @@ def require_gpu_provider() -> dict[str, str]:
     return {"onnxruntime": version("calibration"), "device": gpus[0].name if gpus else "cuda"}
 
 
-def _feeds(batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo]) -> Iterator[tuple[Feed, int, int]]:
-    """Yield what to run: the arrays, how many new samples are in them, and how many times over.
+def _feeds(batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo]) -> Iterator[Run]:
+    """Yield what to run.
 
     A fixed batch size is filled with samples as they come; those left over are run in numbers that divide it, each repeated to
     fill it, so that their counts can be divided exactly.
@@ -207,28 +194,30 @@ def _feeds(batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo]) -> Itera
     if len(sizes) > 1:
         raise CalibrationError(f"the inputs have different fixed batch sizes {sizes}; one is needed")
     size = sizes[0] if sizes else 1
+    first = 0
     for batch in rebatched(({name: batch[name] for name in inputs} for batch in batches), size):
         count, start = samples_in(batch), 0
         while start < count:
             fresh = max(divisor for divisor in range(1, count - start + 1) if size % divisor == 0)
             some = {name: array[start : start + fresh] for name, array in batch.items()}
-            yield laid_out(filled(some, size), infos), fresh, size // fresh
+            yield laid_out(filled(some, size), infos), first + start, fresh, size // fresh
             start += fresh
+        first += count
 
 
 def _varied(observation: Observation, proto: ModelProto, beside: Sequence[str]) -> Observation:
     """Leave constant tensors of `beside` out; refuse others."""
-    constant = {name: item for name, item in observation.histograms.items() if item.constant or item.absmax == 0}
+    constant = {name: item for name, item in observation.histograms.items() if item.constant}
     bad = {name: item for name, item in constant.items() if name not in beside}
     if not bad:
         kept = {name: item for name, item in observation.histograms.items() if name not in constant}
-        return Observation(kept, observation.samples)
+        return replace(observation, histograms=kept)
     name, histogram = next(iter(bad.items()))
     what = f"was {histogram.low:g} everywhere" if histogram.total else "held no values"
     more = f", and so were {len(bad) - 1} others" if len(bad) > 1 else ""
     readers = sorted({f"{node.name}=fp32" for node in proto.graph.node if not bad.keys().isdisjoint(node.input)})
     raise CalibrationError(
-        f"the tensor {name!r} ({_sources(proto)[name]}) {what} in {observation.samples} samples{more}, which gives no scale: "
+        f"the tensor {name!r} ({_source(proto, name)}) {what} in {observation.samples} samples{more}, which gives no scale: "
         "calibrate on real, varied inputs, or keep what reads it out with "
         f"`precision_override={readers if len(readers) <= NAMED else ['NODE=fp32']}`"
     )

@@ -81,20 +81,20 @@ class Prepared:
         batches: Batches,
         method: str,
         *,
-        probes: Sequence[Arrays] | None,
+        examined: bool = True,
         threads: int | None = None,
         reporter: Reporter = SILENT,
     ) -> Table:
         """Return the table of what a pass over `batches` saw, thresholds chosen by `method`.
 
         Args:
-            probes: some samples, to look for unusual pixels and for what comes near FP16's largest number; None: nobody looks.
+            examined: look into the model for unusual pixels and for what comes near FP16's largest number, on some samples.
         """
         quality: dict[str, Any] = {"samples": batches.samples, "different": len({*batches.digests})}
         ranges = dict[str, float]()
-        if probes is not None:
-            quality["preprocessing"] = check_preprocessing(self.proto, probes)
-            ranges = half_ranges(self.proto, probes, seen.histograms, threads, reporter)
+        if examined:
+            quality["preprocessing"] = check_preprocessing(self.proto, seen.probes)
+            ranges = half_ranges(self.proto, seen.probes, seen.histograms, threads, reporter)
         with reporter.phase("choosing thresholds"):
             return Table(
                 choose_all(seen.histograms, self.groups, method),

@@ -73,11 +73,10 @@ class Probes:
 
     def add(self, feed: Arrays) -> None:
         """Look at one sample: input name → array without the sample axis."""
-        flats = [np.asarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"]
-        ends = [float(end) for flat in flats if flat.size for end in (flat.min(), flat.max())]
-        absmax = max(map(abs, ends), default=0.0)
-        sample = f"{checksum(feed):08x} {absmax!r}", absmax
-        if not all(map(math.isfinite, ends)) or sample in self._kept:  # NaN shows in both
+        floats = [np.asarray(array, np.float32) for array in feed.values() if array.dtype.kind == "f"]
+        peaks = [float(np.abs(array).max(initial=0.0)) for array in floats]  # NaN where one value is
+        sample = f"{checksum(feed):08x} {max(peaks, default=0.0)!r}", max(peaks, default=0.0)
+        if not all(map(math.isfinite, peaks)) or sample in self._kept:
             return
         kept = sorted((*self._kept, sample))[:PROBES]
         kept.append(max((*self._kept, sample), key=lambda item: item[::-1]))

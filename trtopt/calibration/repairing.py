@@ -216,7 +216,8 @@ def _round_each(
             if why := unsupported(node, weight.slot, content):
                 left[weight.node] = why
             else:
-                seen: Moments = reduce(operator.iadd, ledger.each(partial(_moments, node, content), fit))
+                each = zip(*ledger.each(partial(_moments, node, content), fit))
+                seen: Any = tuple(reduce(operator.add, parts) for parts in each)
                 repair = rounded(node, content, weight.axis, seen, _corrects(node, ledger, weight))
                 noise = max(ledger.of_weight(number, weight, repair, judge).values())
                 if noise < of_weights[weight.node]:

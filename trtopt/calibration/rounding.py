@@ -11,7 +11,6 @@ Well-Conditioned Estimator for Large-Dimensional Covariance Matrices", 2004; thi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,26 +21,14 @@ from trtopt.graph.passes.repair import Repair, nearest
 from trtopt.graph.proto import attribute
 
 Floats = NDArray[np.float64]
+# Of a layer's input rows, groups × rows × K, K the weights of an output channel: the sums of their products (groups × K × K),
+# their sums (groups × K), and their number.
+Moments = tuple[Floats, Floats, int]
 _ROWS = 1024  # positions of one sample that are looked at; half as many as a channel has weights, if that is more
 _SHRINKAGE = 0.35  # of covariances, towards none: few samples show inputs going together that others don't
 _DAMPING = 1e-4  # of the mean variance, added to each: what no sample moves counts a little
 _SWEEPS = 6
 _BLOCK = 64  # weights whose errors are brought to the others together
-
-
-@dataclass
-class Moments:
-    """Sums over a layer's input rows: groups × rows × K, K the weights of an output channel."""
-
-    squares: Floats  # groups × K × K
-    sums: Floats  # groups × K
-    count: int
-
-    def __iadd__(self, other: Moments) -> Moments:
-        self.squares += other.squares
-        self.sums += other.sums
-        self.count += other.count
-        return self
 
 
 def unsupported(node: NodeProto, slot: int, weight: NDArray[np.float32]) -> str:
@@ -68,7 +55,7 @@ def moments(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.floa
         rows = rows[:, :, :: max(1, rows.shape[2] // max(_ROWS, rows.shape[1] // 2))]
     # So that sums don't depend on BLAS's threads as far as anybody could see.
     exact = np.ascontiguousarray(rows, np.float64).reshape(len(rows), rows.shape[1], -1)
-    return Moments(np.matmul(exact, exact.transpose(0, 2, 1)), exact.sum(2), exact.shape[2])
+    return np.matmul(exact, exact.transpose(0, 2, 1)), exact.sum(2), exact.shape[2]
 
 
 def _patches(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -107,15 +94,15 @@ def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, mome
     """
     codes, scale = nearest(weight, axis)
     channels_first = node.op_type == "Conv" or bool(attribute(node, "transB", 0))
-    groups, size = moments.sums.shape
+    squares, sums, count = moments
+    groups, size = sums.shape
 
     def rows(values: NDArray[np.generic]) -> Floats:
         """Groups × output channels of a group × K."""
         full = np.broadcast_to(values, weight.shape).astype(np.float64)
         return (full if channels_first else full.T).reshape(groups, -1, size)
 
-    mean = moments.sums / moments.count
-    second = moments.squares / moments.count
+    mean, second = sums / count, squares / count
     if corrects:
         second = second - mean[:, :, None] * mean[:, None, :]
     variance = np.einsum("gkk->gk", second)

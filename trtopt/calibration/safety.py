@@ -21,7 +21,7 @@ from trtopt.core.documents import Described
 from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Phase, Reporter
-from trtopt.core.values import Override, Precision
+from trtopt.core.values import BuildSpec, Precision
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.graph.half import widen
@@ -30,7 +30,7 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
 from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.ort.ranges import TensorRange, beyond_fp16, measure_ranges
+from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
 LIMITS = {Precision.FP16: 30.0, Precision.BF16: 20.0}  # dB at the outputs, unless the user says another
 JUDGES = 8  # samples that the outputs are compared on
@@ -91,17 +91,15 @@ def _decibels(value: float) -> str:
 
 def find_unsafe(
     folded: ModelProto,
-    base: Precision,
+    spec: BuildSpec,
     batches: Batches,
     *,
     given: ModelProto,
     limit_db: float | None = None,
-    overrides: Sequence[Override] = (),
-    io_fp32: bool = True,
     threads: int | None = None,
     reporter: Reporter = SILENT,
 ) -> Safety:
-    """Measure which nodes of a folded model have to stay in FP32 when the rest runs in `base`: FP16 or BF16.
+    """Measure which nodes of a folded model have to stay in FP32 when the rest runs in `spec.base`: FP16 or BF16.
 
     Where ONNX Runtime can't run the model, or what it gives has no measure, `unjudged` says why.
     The result doesn't depend on the batch size nor on the number of threads.
@@ -111,20 +109,22 @@ def find_unsafe(
         batches: real samples; all of them for the ranges, the first `JUDGES` for the outputs.
         limit_db: dB at the worst output that the typed graph must keep; None: `LIMITS`.
     """
+    base, threads = spec.base, threads or cores()
     limit = LIMITS[base] if limit_db is None else limit_db
     if not math.isfinite(limit):
         raise UsageError(f"`min_snr=` is {limit}; a number of dB is needed, such as {LIMITS[base]:g}")
     proto = to_proto(to_ir_at(in_memory(folded), typed_opset(base, quantized=False)))
-    search, threads = _Search(proto, base, overrides, io_fp32, limit), threads or cores()
-    found = Safety(base, batches.samples, limit_db=limit)
+    search, found = _Search(proto, spec, limit), Safety(base, batches.samples, limit_db=limit)
     try:
         with reporter.phase("measuring ranges"):
-            judges, ranges = _ranges(proto, batches, threads)
+            feeds = (run.feed for run in single_runs(network_inputs(proto), batches))
+            ranges = measure_ranges(proto, feeds, threads=threads)
         beyond = beyond_fp16(ranges) if base is Precision.FP16 else {}
         found = replace(found, in_fp32=overflowing(to_ir(proto), beyond))
         with reporter.phase(f"comparing {str(base).upper()} with FP32"):
-            search.read(judges, given, threads)
-            fp32, plain, safe = search.floating_db(), search.judged({}), search.judged(found.in_fp32)
+            search.read(batches.part(0, JUDGES), given, threads)
+            fp32 = snr_db(_worst(search.parts.of_floating()))
+            plain, safe = search.judged({}), search.judged(found.in_fp32)
             found = replace(found, judged=len(search.parts.samples), fp32_db=fp32, plain_db=plain, safe_db=safe)
         if found.missed:
             with reporter.phase(f"looking for what {str(base).upper()} spoils", None) as phase:
@@ -133,22 +133,6 @@ def find_unsafe(
     except ModelError as error:
         found = replace(found, unjudged=str(error))
     return found
-
-
-def _ranges(
-    proto: ModelProto, batches: Batches, threads: int
-) -> tuple[list[Mapping[str, Any]], Mapping[str, TensorRange]]:
-    """Return the samples that judge, and the ranges of all tensors on all samples."""
-    judges = list[Mapping[str, Any]]()
-
-    def feeds() -> Iterator[Mapping[str, Any]]:
-        for run in single_runs(network_inputs(proto), batches):
-            if len(judges) * run.real < JUDGES:
-                judges.append(run.samples)
-            yield run.feed
-
-    ranges = measure_ranges(proto, feeds(), threads=threads)
-    return judges, ranges
 
 
 # Consecutive nodes, and their noise at the worst output as a share of the signal's.
@@ -160,25 +144,20 @@ class _Search:
     """Sets of nodes in FP32, tried on the typed graph."""
 
     proto: ModelProto
-    base: Precision
-    overrides: Sequence[Override]
-    io_fp32: bool
+    spec: BuildSpec
     limit: float
     tried: dict[frozenset[str], float] = field(default_factory=dict)
 
-    def read(self, feeds: Sequence[Mapping[str, Any]], given: ModelProto, threads: int) -> None:
+    def read(self, batches: Batches, given: ModelProto, threads: int) -> None:
         """Run the samples in floating point."""
         self.parts = Parts(self.proto, (), threads)
-        self.parts.read(feeds, given)
+        self.parts.read(batches, given)
         for name in self.parts.outputs:
             arrays = [sample.given[name] for sample in self.parts.samples]
             if not any(np.any(array[np.isfinite(array)]) for array in arrays):
                 self.parts.left_out[name] = "it is zero, or not finite, in FP32"
         if len(self.parts.left_out) == len(self.parts.outputs):
             raise ModelError("; ".join(f"{name}: {why}" for name, why in self.parts.left_out.items()))
-
-    def floating_db(self) -> float:
-        return snr_db(_worst(self.parts.of_floating()))
 
     def judged(self, measured: Mapping[str, str]) -> float:
         """dB at the worst output of the typed graph."""
@@ -226,8 +205,8 @@ class _Search:
 
     def _typed(self, measured: Mapping[str, str], **others: Any) -> tuple[Collection[str], ModelProto]:
         """The nodes that compute in the reduced type, and the graph, as ONNX Runtime runs it."""
-        options = {"overrides": self.overrides, "io_fp32": self.io_fp32, "measured": measured, **others}
-        result = to_typed(to_ir(in_memory(self.proto)), self.base, **options)
+        options = {"overrides": self.spec.overrides, "io_fp32": self.spec.io_fp32, "measured": measured, **others}
+        result = to_typed(to_ir(in_memory(self.proto)), self.spec.base, **options)
         return result.changes, widen(to_proto(result.model))
 
     def _reason(self, block: _Block) -> str:
@@ -236,7 +215,7 @@ class _Search:
         result = (
             f"brings the outputs to {_decibels(snr_db(noise))}" if noise != math.inf else "makes them infinite or NaN"
         )
-        return f"in {str(self.base).upper()} {what} {result}"
+        return f"in {str(self.spec.base).upper()} {what} {result}"
 
 
 def fewest(count: int, within: Callable[[int], bool], *, first: int = 1, step: int = 2) -> int:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from trtopt.calibration.calibrator import calibrated
+from trtopt.calibration.calibrator import calibrated_for
 from trtopt.calibration.prepared import floating
 from trtopt.calibration.propagation import propagate
 from trtopt.calibration.quality import check_samples
-from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import cache_of, is_cache, read_cache
 from trtopt.core.errors import UnsupportedRequest, UsageError
 from trtopt.core.files import whole
 from trtopt.core.options import named
-from trtopt.core.progress import Reporter
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.core.words import first_of
 from trtopt.data import Batches, open_data, samples_of
@@ -65,7 +62,7 @@ class Scales:
             )
         elif native and self.request.method != "auto":
             problem = "`calibrator='native'` chooses scales by TensorRT's own method: drop it, or `method=`"
-        elif native and self.request.calib is not None and not self.calib_is_cache:
+        elif native and self.request.calib is not None and not is_cache(self.request.calib):
             problem = (
                 "`calibrator='native'` measures its own scales: give `images=` or `data=`, or as `calib=` a TensorRT cache "
                 "such as trtopt calibrate --export-cache writes"
@@ -73,24 +70,17 @@ class Scales:
         if problem:
             raise UsageError(problem)
 
-    def table(self, model: Model, spec: BuildSpec, model_quantized: bool, reporter: Reporter) -> Table | None:
+    def table(self, model: Model, spec: BuildSpec, model_quantized: bool) -> Table | None:
         """The table to quantize with; None where the build needs none."""
         if not spec.precision.quantized or model_quantized or spec.calibrator == "native":
             return None
         request = self.request
-        if request.calib is None or self.calib_is_cache:
-            names = ("images", "data", "limit", "batch", "allow_unusual_data") if request.calib is None else ()
-            asked = CalibrateRequest(
-                cast("Any", model),
-                preprocess=self.preprocess,
-                import_cache=request.calib,
-                precision_override=request.precision_override,
-                reporter=reporter,
-                **{name: getattr(request, name) for name in (*names, "method")},
-            )
-            table = calibrated(asked).table
+        if request.calib is None or is_cache(request.calib):
+            limit = request.limit if request.calib is None else None
+            changes = {"preprocess": self.preprocess, "import_cache": request.calib, "limit": limit}
+            table = calibrated_for(request, model, **changes).table
         else:
-            table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
+            table = Table.load(request.calib)
             check_preparation(self.preprocess, table)
             if request.method not in ("auto", table.method):
                 table = table.with_method(request.method)
@@ -98,21 +88,11 @@ class Scales:
         if spec.precision is not Precision.FP8 or self.request.method != "auto":
             return table
         if all(entry.histogram is None for entry in table.tensors.values()):
-            reporter.warn("the imported thresholds were chosen for INT8: what lies beyond them saturates in FP8")
+            request.reporter.warn(
+                "the imported thresholds were chosen for INT8: what lies beyond them saturates in FP8"
+            )
             return table
         return table.with_method("minmax")
-
-    @property
-    def calib_is_cache(self) -> bool:
-        """True where `calib` is TensorRT's own text cache, not a table."""
-        return isinstance(self.request.calib, (str, os.PathLike)) and is_cache(self.request.calib)
-
-    def native_cache(self, spec: BuildSpec) -> bytes | None:
-        """Return what TensorRT's own calibrator reads instead of data, where it is given."""
-        if spec.calibrator != "native" or self.request.calib is None:
-            return None
-        read_cache(self.request.calib)  # TensorRT says little about a cache that it can't read
-        return whole(self.request.calib)
 
     def beside_graph(self, model: Model, spec: BuildSpec, can: Capabilities, table: Table) -> bytes | None:
         """Return the table as a cache for TensorRT's own calibrator, where INT8 needs the scales beside the graph; else None.
@@ -137,10 +117,13 @@ class Scales:
             return None
         return cache_of({name: known[name] for name in names})
 
-    def native(self, model: Model, spec: BuildSpec) -> Batches | None:
-        """The batches for TensorRT's own calibrator, where it is asked for."""
-        if spec.calibrator != "native" or self.request.calib is not None:
-            return None
+    def native(self, model: Model, spec: BuildSpec) -> tuple[Batches | None, bytes | None]:
+        """The batches for TensorRT's own calibrator, where it is asked for; or the cache that it is given instead."""
+        if spec.calibrator != "native":
+            return None, None
+        if self.request.calib is not None:
+            read_cache(self.request.calib)  # TensorRT says little about a cache that it can't read
+            return None, whole(self.request.calib)
         if alone(model.inputs):
             raise UnsupportedRequest(
                 "`calibrator='native'` puts samples together on the first axis of each input, where this model's aren't: leave "
@@ -149,7 +132,7 @@ class Scales:
         source = {**samples_of(self.request), "preprocess": self.preprocess}
         batches = open_data(model.inputs, **source, batch=self.native_batch(model, spec))
         check_samples(batches, insist=None)
-        return batches
+        return batches, None
 
     def native_batch(self, model: Model, spec: BuildSpec) -> int:
         """Samples that TensorRT's calibrator takes at a time: the model's own batch where it is fixed, else one in the profile.

@@ -16,7 +16,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from trtopt.calibration.histogram import BINS, LOWEST_EXPONENT, Histogram, merged
-from trtopt.calibration.thresholds import choose
+from trtopt.calibration.thresholds import TableEntry, choose
 from trtopt.core.documents import (
     AnyText,
     Count,
@@ -34,23 +34,14 @@ from trtopt.core.files import existing_file, sha256_json, write_json
 from trtopt.core.options import typed
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
-from trtopt.data.batches import Skipped
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import Skipped
 from trtopt.graph.passes.repair import Repair
 from trtopt.graph.passes.typed import near_fp16_end
 
 FORMAT = "trtopt.calib/1"
 _MOST_WEIGHTS = 1 << 31
 _LARGEST = float(np.finfo(np.float32).max)  # of a magnitude: tensors are FP32
-
-
-@dataclass(frozen=True)
-class TableEntry:
-    """One tensor: its threshold, the method that gave it, and what was seen (None: the threshold came without data)."""
-
-    amax: float
-    method: str
-    histogram: Histogram | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -118,7 +109,7 @@ class Table:
     def _decided(self) -> dict[str, Any]:
         """The parts that a table has only where there are some, as plain JSON."""
         some = {
-            "repairs": _packed_repairs(self.repairs),
+            "repairs": {name: _packed_repair(item) for name, item in self.repairs.items()},
             "smoothed": {
                 name: {"size": len(item), "factors": _text(item, "<f4")} for name, item in self.smoothed.items()
             },
@@ -171,13 +162,15 @@ class Table:
         write_json(path, self.to_json())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Table:
-        """Read a table.
+    def load(cls, path: str | os.PathLike[str] | Table) -> Table:
+        """Read a table; one that has been read is returned as it is.
 
         Raises:
             UsageError: there is no such file.
             CalibrationError: it isn't a table, is of another format, or is damaged; the message says where.
         """
+        if isinstance(path, Table):
+            return path
         file = existing_file(path, "the calibration table", _MAKE)
         try:
             content = read_json(file)
@@ -203,7 +196,7 @@ def choose_all(
             choice = choose(merged(histograms[name] for name in members), method)
         except CalibrationError as error:
             raise CalibrationError(f"the tensor {members[0]!r}: {error}") from None
-        entries |= {name: TableEntry(choice.amax, choice.method, histograms[name]) for name in members}
+        entries |= {name: replace(choice, histogram=histograms[name]) for name in members}
     return {name: entries[name] for name in histograms}
 
 
@@ -278,15 +271,9 @@ def _factors(found: _Factors, name: str) -> NDArray[np.float32]:
     return factors.astype(np.float32)
 
 
-def _packed_repairs(repairs: Mapping[str, Repair]) -> dict[str, Any]:
-    return {
-        name: {
-            "shape": list(item.offsets.shape),
-            "offsets": _text(item.offsets, "i1"),
-            "bias": None if item.bias is None else _text(item.bias, "<f4"),
-        }
-        for name, item in repairs.items()
-    }
+def _packed_repair(repair: Repair) -> dict[str, Any]:
+    bias = None if repair.bias is None else _text(repair.bias, "<f4")
+    return {"shape": list(repair.offsets.shape), "offsets": _text(repair.offsets, "i1"), "bias": bias}
 
 
 def _repair(found: _Repair, name: str) -> Repair:

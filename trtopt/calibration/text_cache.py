@@ -15,6 +15,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trtopt.core.errors import CalibrationError, UsageError
 from trtopt.core.files import existing_file, opened_regular, whole, write_bytes
@@ -43,8 +44,10 @@ class TextCache:
     digest: str
 
 
-def is_cache(path: str | os.PathLike[str]) -> bool:
-    """True where a file begins as a TensorRT calibration cache does; False if it can't be read."""
+def is_cache(path: Any) -> bool:
+    """True where it is a file that begins as a TensorRT calibration cache does; False if it can't be read."""
+    if not isinstance(path, (str, os.PathLike)):
+        return False
     try:
         with opened_regular(path) as file:
             return re.match(rb"(\xef\xbb\xbf)?TRT-\d+-\w+", file.read(64)) is not None

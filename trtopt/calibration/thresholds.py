@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +30,15 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """amax, and which method gave it (for "auto": the one that was taken)."""
+class TableEntry:
+    """One tensor: its threshold, the method that gave it, and what was seen (None: the threshold came without data)."""
 
     amax: float
     method: str
+    histogram: Histogram | None = field(default=None, repr=False)
 
 
-def choose(histogram: Histogram, method: str) -> Choice:
+def choose(histogram: Histogram, method: str) -> TableEntry:
     """The threshold for one tensor, or for several that share a scale and a merged histogram.
 
     Args:
@@ -49,8 +50,8 @@ def choose(histogram: Histogram, method: str) -> Choice:
     if histogram.absmax <= 0:
         raise CalibrationError("only zeros were seen, which give no scale")
     if method != "auto":
-        return Choice(FINDERS[method](histogram), method)
-    candidates = [Choice(FINDERS[name](histogram), name) for name in CANDIDATES]
+        return TableEntry(FINDERS[method](histogram), method)
+    candidates = [TableEntry(FINDERS[name](histogram), name) for name in CANDIDATES]
     errors = quantization_error(histogram, np.array([item.amax for item in candidates]))
     good = [item for item, error in zip(candidates, errors) if error <= errors.min() * (1 + AUTO_TIE)]
     return max(good, key=lambda item: min(item.amax, histogram.absmax))  # the first of those that don't clip: minmax

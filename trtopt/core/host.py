@@ -1,10 +1,17 @@
-"""Resources that this process may use: cores and memory, containers' limits included; and what its children import."""
+"""Resources that this process may use: cores and memory, containers' limits included; and work shared by threads."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from trtopt.core.files import whole
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 CGROUP = "/sys/fs/cgroup"
 
@@ -34,6 +41,24 @@ def free_memory() -> int | None:
         cached = [int(line.split()[1]) for line in _lines(f"{CGROUP}/memory.stat") if line.startswith("file ")]
         limits.append(max(0, int(limit[0]) - int(used[0]) + sum(cached)))
     return min(limits, default=None)
+
+
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int, name: str
+) -> Iterator[Result]:
+    """Yield what `work` makes of each item, in their order: in so many threads, at most `ahead` results before they are taken,
+    which bounds memory. The first error is raised in its turn, and what hasn't begun by then isn't begun."""
+    pending: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=f"trtopt-{name}")
+    try:
+        for item in items:
+            if len(pending) >= ahead:
+                yield pending.popleft().result()
+            pending.append(pool.submit(work, item))
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _lines(path: str) -> list[str]:

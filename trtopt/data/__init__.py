@@ -9,19 +9,19 @@ from trtopt.core.errors import UsageError
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.data.arrays import ArrayBatches, named_batches, only
-from trtopt.data.batches import Batches, Skipped
 from trtopt.data.images import ImageBatches
 from trtopt.data.preprocess import PAGE, PRESETS, Preprocess
-from trtopt.data.rebatch import alone
+from trtopt.data.rebatch import Batches, Skipped, alone
 
 __all__ = ["SAMPLES", "ArrayBatches", "Batches", "ImageBatches", "Preprocess", "Skipped", "named_batches", "open_data"]
 
+SOURCE = ("images", "data", "preprocess", "limit")  # the arguments of `open_data` that requests have, too
 SAMPLES = 64  # real ones that a float model or an engine is judged on, unless --limit says another number
 
 
 def samples_of(request: Any) -> dict[str, Any]:
     """Return those arguments of `open_data` that requests have, too."""
-    return {name: getattr(request, name) for name in ("images", "data", "preprocess", "limit")}
+    return {name: getattr(request, name) for name in SOURCE}
 
 
 def open_data(

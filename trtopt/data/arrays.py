@@ -18,9 +18,8 @@ from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo, x
 from trtopt.data.arrayfiles import stored_array, stored_arrays
-from trtopt.data.batches import Batches
 from trtopt.data.convert import check_kind, converted
-from trtopt.data.rebatch import moved, samples_in
+from trtopt.data.rebatch import Batches, moved, samples_in
 
 _Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays by input
 _BLOCK = 1 << 22  # bytes checked at a time

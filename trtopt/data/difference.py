@@ -69,6 +69,14 @@ def _far(expected: Any, actual: Any) -> tuple[float, float, float]:
     return absolute, absolute / scale if scale else (math.inf if absolute else 0.0), scale
 
 
+def powers(signal: NDArray[Any], result: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the powers of the signal and of what is beside it; values that aren't finite in the signal don't count."""
+    mask = np.isfinite(signal)
+    reference, values = (np.asarray(item, np.float64)[mask] for item in (signal, result))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.array([np.square(reference).sum(), np.square(values - reference).sum()])
+
+
 def in_db(signal: Any, noise: Any) -> NDArray[np.float64]:
     """Return dB of each; inf without noise, -inf without signal or where the noise isn't finite."""
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.core.documents import Described
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import Profile, ShapeRange, TensorInfo
 from trtopt.data.preprocess import PRESETS, Preprocess
@@ -24,7 +25,7 @@ _WHOLE = 0.01  # how far from a whole number a pixel may be found, of grey level
 
 
 @dataclass(frozen=True)
-class Embedded:
+class Embedded(Described):
     """An embedded preprocessing.
 
     Attributes:
@@ -66,10 +67,6 @@ class Embedded:
     def load(cls, described: Mapping[str, Any]) -> Embedded:
         """Load what `describe` gave. Raises UsageError for a preprocessing that can't be right."""
         return cls(str(described["input"]), Preprocess.load(described["preprocess"]))
-
-    def describe(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {"input": self.input, "preprocess": self.preprocess.describe()}
 
     @property
     def outside(self) -> Preprocess:

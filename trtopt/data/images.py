@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError, require
-from trtopt.core.host import cores
+from trtopt.core.host import cores, in_order
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.values import TensorInfo
-from trtopt.data.batches import Batches, Skipped
 from trtopt.data.decoding import decode, encoded, pixels
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import Batches, Skipped
 
 Item = Path | NDArray[Any]
 
@@ -65,79 +64,64 @@ class ImageBatches(Batches):
         items = images_in(folder) if folder is not None else _listed(source)
         if not items:
             raise DataError("the list of images is empty: give real photos")
-        bad: dict[int, Skipped] = {}
-        usable, chosen = list[_Chosen](), list[_Chosen]()
+        bad, digests, chosen = dict[int, Skipped](), dict[int, str](), list[int]()
         with ThreadPoolExecutor(self._threads) as pool:
             for index, digest in enumerate(pool.map(_digest, items)):
                 if isinstance(digest, Skipped):
                     bad[index] = digest
                 else:
-                    usable.append(_Chosen(index, digest, items[index]))
-            ranked = _ranked(usable)
+                    digests[index] = digest
+            ranked = _ranked(digests)
             most = len(ranked) if limit is None else limit
             while ranked and len(chosen) < most:
                 some, ranked = ranked[: most - len(chosen)], ranked[most - len(chosen) :]
-                for item, reason in zip(some, pool.map(_Chosen.problem, some)):
-                    if reason:
-                        bad[item.index] = Skipped(item.path.name, reason)
+                for index, problem in zip(some, pool.map(_problem, [items[index] for index in some])):
+                    if problem is not None:
+                        bad[index] = problem
                     else:
-                        chosen.append(item)
+                        chosen.append(index)
         self.skipped = tuple(item for _, item in sorted(bad.items()))
         if not chosen:
             why = "; ".join(f"{item.name}: {item.reason}" for item in self.skipped[:3])
             raise DataError(f"none of the {len(items)} images can be used ({why}): give real photos")
-        chosen.sort(key=lambda item: item.index)
-        names = [item.path if folder is None else item.path.relative_to(folder) for item in chosen]
-        self._choose([(item.digest, str(name), item) for item, name in zip(chosen, names)])
+        self._choose([(digests[index], _name(items[index], index, folder), items[index]) for index in sorted(chosen)])
 
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield one sample at a time, decoded ahead."""
-        with ThreadPoolExecutor(self._threads) as pool:
-            ahead: deque[Future[NDArray[Any]]] = deque()
-            try:
-                for _, _, item in self._chosen:
-                    ahead.append(pool.submit(item.load, self._prepare))
-                    if len(ahead) == 2 * max(self.batch, self._threads):
-                        yield {self.name: ahead.popleft().result()[None]}
-                while ahead:
-                    yield {self.name: ahead.popleft().result()[None]}
-            finally:
-                for future in ahead:
-                    future.cancel()
+        items, ahead = (item for _, _, item in self._chosen), 2 * max(self.batch, self._threads)
+        for array in in_order(self._sample, items, self._threads, ahead, "images"):
+            yield {self.name: array[None]}
 
-
-@dataclass(frozen=True, eq=False)
-class _Chosen:
-    """An image that may be used: its place in what was given, its content's digest, and itself."""
-
-    index: int
-    digest: str
-    item: Item
-
-    @property
-    def path(self) -> Path:
-        return self.item if isinstance(self.item, Path) else Path(f"image {self.index}")
-
-    def problem(self) -> str:
-        """Tell why it can't be used; empty: it can."""
-        image = self.item if isinstance(self.item, np.ndarray) else decode(self.item, look=True)
-        return image if isinstance(image, str) else ""
-
-    def load(self, prepare: Preprocess) -> NDArray[Any]:
-        image = self.item if isinstance(self.item, np.ndarray) else decode(self.item)
+    def _sample(self, item: Item) -> NDArray[Any]:
+        image = item if isinstance(item, np.ndarray) else decode(item)
         if isinstance(image, str):
-            raise DataError(f"{self.path} changed while it was used: {image}")
-        return prepare(image)
+            raise DataError(f"{item} changed while it was used: {image}")
+        return self._prepare(image)
 
 
-def _ranked(images: list[_Chosen]) -> list[_Chosen]:
+def _name(item: Item, index: int, folder: Path | None) -> str:
+    if isinstance(item, np.ndarray):
+        return f"image {index}"
+    return str(item if folder is None else item.relative_to(folder))
+
+
+def _problem(item: Item) -> Skipped | None:
+    """Tell why an image can't be used; None: it can."""
+    if isinstance(item, np.ndarray):
+        return None
+    image = decode(item, look=True)
+    return Skipped(item.name, image) if isinstance(image, str) else None
+
+
+def _ranked(digests: Mapping[int, str]) -> list[int]:
     """Sort by content, repetitions only after all different ones: in the order in which a limit takes them."""
-    seen: Counter[str] = Counter()
-    ranks: list[tuple[int, str, int]] = []
-    for place, item in enumerate(images):
-        ranks.append((seen[item.digest], item.digest, place))
-        seen[item.digest] += 1
-    return [images[place] for _, _, place in sorted(ranks)]
+    seen = Counter[str]()
+
+    def rank(index: int) -> tuple[int, str]:  # which `sorted` asks once for each, in their order
+        seen[digests[index]] += 1
+        return seen[digests[index]], digests[index]
+
+    return sorted(digests, key=rank)
 
 
 def _digest(item: Item) -> str | Skipped:

@@ -7,13 +7,13 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from trtopt.core.documents import Damaged, Positive, converted, plain, read_toml
+from trtopt.core.documents import Damaged, Described, Positive, converted, read_toml
 from trtopt.core.errors import UsageError, require
 from trtopt.core.values import Profile, TensorInfo, choice, x
 
@@ -32,7 +32,7 @@ _OPENCV = {"bilinear": "linear", "bicubic": "cubic", "lanczos": "lanczos4"}  # i
 
 
 @dataclass(frozen=True)
-class Preprocess:
+class Preprocess(Described):
     """Resize, then `(pixel × scale − mean) / std` per channel, then layout and dtype.
 
     Attributes:
@@ -74,16 +74,13 @@ class Preprocess:
         except Damaged as error:
             raise UsageError(f"preprocessing: {error}") from None
         for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if value is not None:
+            if (value := getattr(self, name)) is not None:
                 choice(value, choices, f"preprocessing: {name}")
         if self.size is not None and self.size[0] * self.size[1] > LARGEST:
             raise UsageError(f"preprocessing: size is {list(self.size)}; at most {LARGEST} pixels are taken")
         for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (1, self.count):
-                raise UsageError(
-                    f"preprocessing: {name} has {len(getattr(self, name))} values; 1 or {self.count} are needed"
-                )
+            if (count := len(getattr(self, name))) not in (1, self.count):
+                raise UsageError(f"preprocessing: {name} has {count} values; 1 or {self.count} are needed")
         if not all(map(math.isfinite, (self.scale, *self.mean, *self.std))):
             raise UsageError("preprocessing: scale, mean and std must be finite numbers")
         if self.scale == 0 or 0.0 in self.std:
@@ -97,7 +94,7 @@ class Preprocess:
     def load(
         cls, source: str | os.PathLike[str] | Mapping[str, Any] | Preprocess, base: Preprocess | None = None
     ) -> Preprocess:
-        """A preset by name, a TOML file, a mapping of the attributes, or one already made.
+        """A preset by name, a TOML file, a mapping of the attributes, as `describe` gives it, or one already made.
 
         A file or mapping may start from a preset: `preset = "imagenet"`; a mapping from a file too.
 
@@ -139,10 +136,6 @@ class Preprocess:
             return replace(base or cls(), **content)
         except UsageError as error:
             raise UsageError(f"{where}{error}") from None
-
-    def describe(self) -> dict[str, Any]:
-        """Plain JSON; `Preprocess.load` reads it back."""
-        return cast("dict[str, Any]", plain(self))
 
     def unlike(self, other: Preprocess, *, resized: bool = True) -> str:
         """Names of what `other` says otherwise, such as "resize and channels"; empty: nothing. Sizes and types don't count.

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Damaged, converted, read_toml
-from trtopt.core.errors import DataError, OutputError, UsageError, require
+from trtopt.core.errors import OutputError, UsageError, require
 from trtopt.core.files import sha256_file, sha256_json, whole
 from trtopt.core.temporary import folder_in
 from trtopt.core.words import first_of
-from trtopt.data.decoding import decode
+from trtopt.data.decoding import pixels
 from trtopt.recipes.loader import check_keys, package_file, shipped
 
 FOLDER = shipped("calibration")
@@ -106,12 +106,7 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
 def _write(recipe: CropRecipe, folder: Path) -> None:
     cv2 = require("cv2", "ort", "cropping photos")
     random = np.random.default_rng(recipe.seed)
-    photos = []
-    for path in recipe.photos:
-        image = decode(path)
-        if isinstance(image, str):
-            raise DataError(f"the photo {path} {image}")
-        photos.append(image)
+    photos = [pixels(path, index) for index, path in enumerate(recipe.photos)]
     for number in range(recipe.count):
         if recipe.words:
             image = _line(cv2, random, recipe)

@@ -27,7 +27,7 @@ from onnx import ModelProto, TensorProto, helper
 from trtopt.core.documents import Described
 from trtopt.core.errors import UsageError
 from trtopt.data.convert import single_runs
-from trtopt.data.difference import in_db
+from trtopt.data.difference import in_db, powers
 from trtopt.data.rebatch import Arrays
 from trtopt.evaluation.measures import decibels
 from trtopt.graph.half import has_half, widen
@@ -123,7 +123,7 @@ def compare_layers(
     preprocessing = None if engine else embedded_in(candidate)
     # Of each tensor the powers of signal and noise: with all that came before, of the node alone, and of what becomes of errors
     # one node and two before it.
-    powers = {name: np.zeros((2 + HOPS, 2)) for name in pairs}
+    sums = {name: np.zeros((2 + HOPS, 2)) for name in pairs}
     nonfinite = dict.fromkeys(pairs, 0)  # by the node's own fault
     for chunk in (part.feed for part in single_runs(network_inputs(old), batches, size)):
         tensors = run_session(exact, None, chunk) | chunk
@@ -136,10 +136,10 @@ def compare_layers(
             felt.append(_given(pieces, inputs, felt[-1]))
         for name, other in pairs.items():
             expected, found = (own[name], results[name]) if engine else (tensors[other], own[name])
-            powers[name] += [
-                _powers(tensors[other], results[name]),
-                _powers(expected, found),
-                *(_powers(own[name], arrays[name]) for arrays in felt[1:]),
+            sums[name] += [
+                powers(tensors[other], results[name]),
+                powers(expected, found),
+                *(powers(own[name], arrays[name]) for arrays in felt[1:]),
             ]
             nonfinite[name] += int((np.isfinite(expected) & ~np.isfinite(np.asarray(found, np.float64))).sum())
     makers = {name: node for node in candidate.graph.node for name in node.output}
@@ -149,11 +149,11 @@ def compare_layers(
         node = makers[name]
         while node.op_type == "Cast" and node.input[0] in makers and node.input[0] not in pairs:
             node = makers[node.input[0]]  # the layer, not what only changes the type of its result
-        whole, own_db = map(float, in_db(*powers[name].T)[:2])
+        whole, own_db = map(float, in_db(*sums[name].T)[:2])
         felt_db, behind = own_db, {name}
         for hop in range(HOPS):
             behind = {other for one in behind for other in readers[one]}
-            felt_db = max(felt_db, min((float(in_db(*powers[other][2 + hop])) for other in behind), default=-math.inf))
+            felt_db = max(felt_db, min((float(in_db(*sums[other][2 + hop])) for other in behind), default=-math.inf))
         agreements.append(LayerAgreement(name, node.name, node.op_type, whole, own_db, felt_db, nonfinite[name]))
     return tuple(agreements)
 
@@ -170,14 +170,6 @@ def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ..
 def _given(pieces: Any, inputs: Arrays, tensors: Arrays) -> Arrays:
     """Return what each node of a graph in pieces makes of these tensors."""
     return run_session(pieces, None, {**inputs, **{f"{name}{_STAND_IN}": array for name, array in tensors.items()}})
-
-
-def _powers(signal: Array, result: Array) -> NDArray[np.float64]:
-    """Return the powers of the signal and of what is beside it; values that aren't finite in the signal don't count."""
-    mask = np.isfinite(signal)
-    reference, values = (np.asarray(item, np.float64)[mask] for item in (signal, result))
-    with np.errstate(invalid="ignore", over="ignore"):
-        return np.array([np.square(reference).sum(), np.square(values - reference).sum()])
 
 
 def _readers(proto: ModelProto, pairs: Iterable[str]) -> dict[str, list[str]]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from trtopt.core.errors import ModelError
 from trtopt.graph.proto import inferred_values, node_reads
@@ -28,18 +26,6 @@ class Segment:
     proto: ModelProto
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-    def with_constants(self, changes: Mapping[Slot, NDArray[np.float32]]) -> ModelProto:
-        """The model with other constants in inputs of single nodes; other readers of the same weights keep theirs."""
-        proto = ModelProto()
-        proto.CopyFrom(self.proto)
-        nodes = {node.name: node for node in proto.graph.node}
-        for (label, index), content in changes.items():
-            node, name = nodes[label], f"{label}/{index}/changed"
-            node.input.extend([""] * (index + 1 - len(node.input)))
-            node.input[index] = name
-            proto.graph.initializer.append(numpy_helper.from_array(content, name))
-        return proto
 
 
 def divided(proto: ModelProto, ends: Collection[str], renamed: Mapping[Slot, str]) -> list[Segment]:

@@ -17,7 +17,7 @@ from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.observe import Observation, combined, observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare
-from trtopt.calibration.quality import Probes, check_samples, data_notes
+from trtopt.calibration.quality import check_samples, data_notes
 from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
 from trtopt.core.files import made_folder, sha256_file
 from trtopt.core.progress import Reporter
@@ -26,7 +26,7 @@ from trtopt.core.version import __version__
 from trtopt.core.words import first_of
 from trtopt.cuda.device import probe, require_gpu
 from trtopt.data import Batches, open_data, samples_of
-from trtopt.data.rebatch import Arrays, alone
+from trtopt.data.rebatch import alone
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.joblist import BuildJob, Job, in_list
 from trtopt.ort.sessions import version as ort_version
@@ -55,12 +55,10 @@ class Shard:
     """The observation of some samples of a pass.
 
     Attributes:
-        probes: those that a look into the model may need.
         versions: of what the bits of a histogram may depend on.
     """
 
     observation: Observation
-    probes: list[Arrays]
     seconds: float
     versions: Mapping[str, str]
 
@@ -90,12 +88,12 @@ def _graph(folder: Path) -> onnx.ModelProto:
 
 def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str) -> Shard:
     """Count the samples from `start` to `stop`; on the GPU where `device` is "cuda"."""
-    began, probes = monotonic(), Probes()
+    began = monotonic()
     try:
         observation = observe(
             _graph(opened.folder),
             opened.prepared.tensors,
-            probes.watch(opened.samples.part(start, stop)),
+            opened.samples.part(start, stop),
             beside=opened.prepared.beside,
             threads=threads,
             shard=True,
@@ -110,7 +108,7 @@ def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str
             f"{observation.samples} of the {stop - start} samples of a shard were there: the data changed"
         )
     made_by = versions() | ({} if device == "cpu" else require_gpu_provider())
-    return Shard(observation, [*probes.feeds], monotonic() - began, made_by)
+    return Shard(observation, monotonic() - began, made_by)
 
 
 def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> list[dict[str, Any] | TrtoptError]:
@@ -119,11 +117,9 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
     Raises:
         CalibrationError: a tensor is constant over all shards.
     """
-    prepared, probes = replace(opened.prepared, proto=_graph(opened.folder)), Probes()
-    for _ in probes.watch(sample for shard in shards for sample in shard.probes):  # of which it keeps as many again
-        pass
+    prepared = replace(opened.prepared, proto=_graph(opened.folder))
     seen = combined(prepared.proto, [shard.observation for shard in shards], prepared.beside)
-    whole = prepared.table(seen, opened.samples, jobs[0].method, probes=probes.feeds)
+    whole = prepared.table(seen, opened.samples, jobs[0].method)
     whole = replace(whole, seconds=round(sum(shard.seconds for shard in shards), 3))
 
     def written(job: Job) -> dict[str, Any] | TrtoptError:

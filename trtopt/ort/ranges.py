@@ -7,16 +7,14 @@ model that holds FP16 or BF16 each result is looked at before it is rounded to i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from trtopt.core.host import cores
+from trtopt.core.host import cores, in_order
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.half import EXACT, widen
 from trtopt.graph.inputs import network_inputs
@@ -79,13 +77,11 @@ def measure_ranges(
         return counts
 
     totals: dict[str, tuple[float, int]] = {}
-    workers, pending = threads or cores(), iter(feeds)
-    with ThreadPoolExecutor(workers, thread_name_prefix="trtopt-ranges") as pool:
-        while group := list(islice(pending, 2 * workers)):  # bounds memory
-            for counts in pool.map(run, group):
-                for name, figures in counts.items():
-                    largest, nonfinite = totals.get(name, (0.0, 0))
-                    totals[name] = max(largest, figures[0]), nonfinite + figures[1]
+    workers = threads or cores()
+    for counts in in_order(run, feeds, workers, 2 * workers, "ranges"):
+        for name, figures in counts.items():
+            largest, nonfinite = totals.get(name, (0.0, 0))
+            totals[name] = max(largest, figures[0]), nonfinite + figures[1]
     ranges = {}
     for name in (*inputs, *(name for node in nodes for name in node.output)):
         if name not in totals:

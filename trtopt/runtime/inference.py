@@ -24,12 +24,11 @@ from trtopt.core.progress import Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.arrays import only
-from trtopt.data.batches import Skipped
 from trtopt.data.convert import converted
 from trtopt.data.decoding import decode, pixels
 from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import Call, calls, joined, samples_first
+from trtopt.data.rebatch import Call, Skipped, calls, joined, samples_first
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.runtime.images import Prediction, best, preparation, scores_classes, stacked
 from trtopt.runtime.request import RunRequest, opening_options
