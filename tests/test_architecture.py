@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
 import trtopt
+from trtopt.core.values import SETTINGS
 
 ROOT = Path(trtopt.__file__).parent
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
@@ -109,6 +112,20 @@ def test_files_are_read_through_one_module(module: str) -> None:
 def test_no_module_shadows_a_public_function() -> None:
     assert set(trtopt.__all__) & {name.partition(".")[0] for name in MODULES} == set()
     assert all(callable(getattr(trtopt, name)) or name.startswith("__") for name in trtopt.__all__)
+
+
+REQUESTS = [name for name in MODULES if name.endswith(".request")]
+
+
+@pytest.mark.parametrize("module", REQUESTS)
+def test_every_option_is_read_somewhere(module: str) -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items() if name not in REQUESTS]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    read |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    read |= {*SETTINGS, "http_port", "grpc_port", "metrics_port"}  # read by a part of their names
+    requests = [kind for kind in vars(importlib.import_module(f"trtopt.{module}")).values() if is_dataclass(kind)]
+    assert {item.name for kind in requests for item in fields(kind)} - read == set()
 
 
 BARE = """

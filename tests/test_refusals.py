@@ -126,7 +126,8 @@ FP16 --shapes x:1x3x64x64 => fixed size of 32 in dimension 2, given 64 | fixed s
 FP16 --shapes x:-1x3x32x32 => x can't have negative sizes | Write --shapes x:1x3x32x32,
 FP16 --optimization-level 9 => --optimization-level is 9 | 0 to 5
 FP16 --optimization-level high => --optimization-level | integer
-FP16 --max-aux-streams=-1 => --max-aux-streams is -1 | at least 0
+FP16 --max-aux-streams=-1 => --max-aux-streams is -1 | 0 to
+FP16 --max-aux-streams 2147483648 => --max-aux-streams is 2147483648 | 0 to 2147483647
 FP16 --backend cuda => --backend is 'cuda' | auto, tensorrt, rtx
 FP16 --bf16 => --fp16 and --bf16 | choose one
 build model.onnx -o out/m.engine --int8 --fp8 => --int8 and --fp8

@@ -296,8 +296,8 @@ class BuildSpec:
             raise UsageError(f"`workspace=` is {self.workspace} bytes; a positive size is needed, such as 2GiB")
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
             raise UsageError(f"`optimization_level=` is {self.optimization_level}; allowed: 0 to 5")
-        if self.max_aux_streams is not None and self.max_aux_streams < 0:
-            raise UsageError(f"`max_aux_streams=` is {self.max_aux_streams}; at least 0 is needed")
+        if self.max_aux_streams is not None and not 0 <= self.max_aux_streams < 1 << 31:
+            raise UsageError(f"`max_aux_streams=` is {self.max_aux_streams}; allowed: 0 to {(1 << 31) - 1}")
 
     @property
     def base(self) -> Precision:
