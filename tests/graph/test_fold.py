@@ -637,3 +637,13 @@ def test_a_list_of_parts_is_split(opset: int, lengths: NDArray[np.int64]) -> Non
     weights = {"n": np.asarray(lengths), "zero": np.array(0), "last": np.array(-1)}
     proto = model(nodes, weights=weights, inputs={"x": ["batch", 4, 5]}, opset=opset)
     assert left_with_same_results(proto, x=values(2, 4, 5)) == {"Split", "Concat"}
+
+
+def test_weights_that_are_inputs_too_are_constants() -> None:
+    nodes = [node("ConstantOfShape", "shape", "w"), node("Conv", "x w", "y")]
+    proto = model(nodes, weights={"shape": np.array([4, 3, 1, 1])}, inputs={"x": ["batch", 3, 5, 5]})
+    proto.graph.input.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [4]))  # as old exporters did
+    folded = fold(load_model(proto).proto)[0]
+    assert [item.op_type for item in folded.graph.node] == ["Conv"] and [item.name for item in folded.graph.input] == [
+        "x"
+    ]
