@@ -189,20 +189,20 @@ class Generation(Loader):
         return limits.issues(graph, self.capabilities.types, self.capabilities.absent)
 
     @contextlib.contextmanager
-    def _parser(self) -> Iterator[tuple[SimpleNamespace, Messages]]:
-        """A parser with an empty network, and what TensorRT says meanwhile; for one at a time."""
+    def _parser(self, typed: bool = True) -> Iterator[tuple[SimpleNamespace, Messages]]:
+        """A parser with an empty network, `typed` where it can be, and what TensorRT says meanwhile; for one at a time."""
         if not self.capabilities.builds_without_gpu and not (gpu := self.gpu()):
             raise DeviceError(
                 f"asking TensorRT's parser ({self}) needs a GPU: {gpu.reason}; TensorRT-RTX needs none ({to_install('rtx')})"
             )
-        typed = self.capabilities.typed_graph
+        typed = typed and self.capabilities.typed_graph
         with self._lock, self._collector.collecting() as messages, self._started(typed, messages) as objects:
             yield objects, messages
 
     @contextlib.contextmanager
-    def parsed(self, model: Path) -> Iterator[tuple[SimpleNamespace, Messages]]:
-        """`_parser` with the network that it makes of `model`, typed where it can be."""
-        with self._parser() as (objects, messages):
+    def parsed(self, model: Path, *, typed: bool = True) -> Iterator[tuple[SimpleNamespace, Messages]]:
+        """`_parser` with the network that it makes of `model`."""
+        with self._parser(typed) as (objects, messages):
             parsing.parse(objects.parser, model, parsing.light_model(model), messages, str(model))
             yield objects, messages
 

@@ -44,7 +44,7 @@ def refit_plan(
         # 10.6 says no of a plan that takes the very weights that it was built from.
         if not (engine.refittable or unchanged):
             raise UnsupportedRequest(f"{name} can't take other weights", ["build it again with `refit=True`"])
-        with generation.parsed(model) as (objects, messages):
+        with generation.parsed(model, typed=generation.typed(spec)) as (objects, messages):
             try:
                 refitter = generation.native(trt.Refitter, messages, f"refit {name}", engine)
                 weights = dict(parsing.network_weights(trt, objects.network))
