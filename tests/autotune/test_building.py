@@ -21,6 +21,8 @@ from trtopt.autotune import building, candidates
 from trtopt.autotune.selection import Comparison
 from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
+from trtopt.calibration.scales import Scales
+from trtopt.calibration.table import Table
 from trtopt.core.documents import converted
 from trtopt.core.errors import (
     AccuracyLost,
@@ -84,7 +86,7 @@ class PlayedSession:
         manifest = load_manifest(path)
         assert manifest is not None
         manifest.check_plan(path)
-        self.gpu, self.precision, self.open = gpu, str(manifest.spec["precision"]), True
+        self.gpu, self.path, self.precision, self.open = gpu, path, str(manifest.spec["precision"]), True
         self.inputs = tuple(TensorInfo(**item) for item in manifest.inputs)
         self.outputs = tuple(TensorInfo(**item) for item in manifest.outputs)
         self.profiles = tuple(
@@ -604,6 +606,27 @@ def test_squeeze_and_excite_is_in_int8_where_the_engine_is_faster_so(
         world.model, world.output / "again.engine", int8=True, calib=options["save_calib"], target="sm89", compare=False
     )
     assert again.precision == result.precision
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0])
+def test_scales_stand_beside_the_graph_where_the_engine_is_faster_so(
+    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    generation, beside = select("rtx"), set[Path]()
+    monkeypatch.setattr(generation, "capabilities", replace(generation.capabilities, native_calibrator=True))
+    monkeypatch.setattr(Scales, "beside_graph", lambda *_: None)  # TensorRT-RTX has no calibrator to read them
+    gpu.refuse = lambda request: beside.add(Path(request.output)) if getattr(request.calib, "beside", False) else None
+    gpu.longer = lambda session, _: factor if session.path in beside else 1.0
+    options = {"min_snr": 10, "output_kind": ["y=other"], "save_calib": world.output / "t.calib.json"}
+    result = build(**options)
+    assert beside
+    assert result.tuning.table.beside == (factor < 1) == ("scales beside the graph" in str(result.tuning))
+    assert Table.load(options["save_calib"]).beside == (factor < 1)
+    assert build(**options).cached
+    beside.clear()
+    gpu.ms["bf16"], gpu.noise["bf16"] = 0.9, 0.0
+    build(**options, bf16=True)  # TensorRT's calibrator knows FP16 alone
+    assert not beside
 
 
 def test_a_table_without_scales_of_squeeze_and_excite_says_how_to_get_them(

@@ -16,6 +16,7 @@ from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
+from trtopt.calibration.scales import may_stand_beside
 from trtopt.calibration.table import Table
 from trtopt.core.errors import BuildCancelled, BuildFailed, DeviceError, PrecisionLost, TrtoptError, UsageError
 from trtopt.core.options import without
@@ -81,6 +82,7 @@ class Engines:
     Attributes:
         folder: of them all, once it is set.
         quantized, base: the precisions that the request asks for, and that the rest of such an engine has.
+        beside: scales may stand beside the graph, too.
         samples: that judge; None: the request names none.
     """
 
@@ -90,6 +92,7 @@ class Engines:
         self.request, self.gpu, self.within = request, gpu, within
         self.quantized, self.base = (spec := spec_of(request)).precision, spec.base
         generation = select(request.backend)
+        self.beside = may_stand_beside(spec, generation.capabilities)
         self.key = [__version__, spec.describe(), generation.family, generation.version, str(gpu)]
         self.model = load_model(request.model)
         sampled = request.images is not None or request.data is not None
@@ -145,13 +148,16 @@ class Engines:
         return Measured(quantized, floating, f"the time of its layers on {self.gpu}, of FP16's")
 
     def fastest(self, tunings: Sequence[Tuning]) -> Tuning:
-        """Return the fastest of these choices, and of those with all layers in INT8 where that is within the limits."""
+        """Return the fastest of these choices and, where that is within the limits, of those with all layers in INT8, or with
+        scales beside the graph."""
         choices: dict[str, Tuning] = {}
         for item in tunings:
             choices.setdefault(item.table.digest, item)
-            if item.left_out and not item.whole.missed:
-                table = replace(item.table, left_out={})
-                choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
+            if not item.whole.missed:
+                whole = replace(item.table, left_out={})
+                beside = self.beside and not (whole.repairs or whole.smoothed)
+                for table in (whole, *[replace(whole, beside=True)] * beside):
+                    choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
         name = None
         if len(choices) > 1:
             name = remembered([*self.key, *choices], "fastest", str, lambda: self._timed(choices))
@@ -166,7 +172,7 @@ class Engines:
                 engines[name] = self.build(self.quantized, table)
             except (BuildFailed, PrecisionLost) as error:
                 out = f"{', '.join(table.left_out) or 'nothing'} out of INT8"
-                out += ", squeeze-and-excite in it" * bool(table.gates)
+                out += ", squeeze-and-excite in it" * bool(table.gates) + ", scales beside the graph" * table.beside
                 self.request.reporter.warn(f"the choice with {out} isn't tried, as it can't be built: {error}")
         if len(engines) < 2:
             return next(iter(engines), None)

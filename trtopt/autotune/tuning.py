@@ -31,6 +31,7 @@ from trtopt.calibration.calibrator import CalibrateResult, calibrated_for
 from trtopt.calibration.importing import kept_out, without_scales
 from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.repairing import NoiseByPlace
+from trtopt.calibration.scales import may_stand_beside
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.documents import Damaged, converted, plain, read_json
@@ -108,7 +109,10 @@ class Tuning:
             out = f"{counted(len(self.left_out), 'layer')} out of INT8, {self.chosen.share:.1%} of the arithmetic in it"
         else:
             out = "no layer has to stay out"
-        out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
+        out += (
+            ", squeeze-and-excite in INT8, too" * bool(self.table.gates)
+            + ", scales beside the graph" * self.table.beside
+        )
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
         decibels = f"{self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB on {counted(self.samples, 'sample')}"
         tried = f"{counted(self.tried, 'choice')} in {self.seconds:.0f} s"
@@ -150,10 +154,13 @@ class _TunedModel:
         """Squeeze-and-excite that may be faster in INT8."""
         return gates_of(to_ir(self.original)) if self.generation.capabilities.gates_in_int8 else ()
 
-    def has_gates(self, table: Table) -> bool:
-        """Return whether the table has scales for these."""
-        points = self.points(to_ir(smoothed(self.original, table.smoothed)), (), self.gates)
-        return table.tensors.keys() >= set(points.activations)
+    def measures_more(self, table: Table | None) -> bool:
+        """Return whether choices need more scales than a placement, which are measured, or which this table has."""
+        wanted = bool(self.gates) or may_stand_beside(self.spec, self.generation.capabilities)
+        if not wanted or table is None:
+            return wanted
+        graph = to_ir(smoothed(self.original, table.smoothed))
+        return table.tensors.keys() >= set(self.points(graph, (), gates_of(graph)).activations)
 
     def always_out(self, table: Table) -> tuple[str, ...]:
         """Return what `lower` keeps out of INT8 in every choice: by its values, without a scale, or FP32 in an FP16 model."""
@@ -224,7 +231,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     choose = partial(_chosen, start, judge, before, noise, measure, reporter)
     tunings = [choose(table)]
     if subject.gates and tunings[0].timed:
-        if subject.has_gates(table):
+        if subject.measures_more(table):
             with contextlib.suppress(AccuracyLost):  # then it stays in floating point
                 tunings.append(choose(replace(table, gates=subject.gates)))
         else:
@@ -345,10 +352,10 @@ def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | N
     """Return those that the search begins with: of every layer, whatever an earlier search left out."""
     if scales is None:
         return _calibrated(request, subject).table
-    gates = bool(subject.gates) and subject.has_gates(scales)
-    ready, method = prepared.prepare(subject.model, subject.spec.overrides, gates=gates), request.method
+    more, method = subject.measures_more(scales), request.method
+    ready = prepared.prepare(subject.model, subject.spec.overrides, gates=more)
     table = ready.chosen_again(scales, None if method == "auto" else method)
-    return replace(table, left_out={}, gates=())
+    return replace(table, left_out={}, gates=(), beside=False)
 
 
 def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> dict[str, Any]:
@@ -389,7 +396,7 @@ def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None
         preprocess=subject.preprocess,
         calib=table,
         method=table.method if table is not None and table.method in METHODS else request.method,
-        gates=bool(subject.gates) and (table is None or subject.has_gates(table)),
+        gates=subject.measures_more(table),
         repair=table is not None,
     )
 

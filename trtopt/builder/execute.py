@@ -93,9 +93,7 @@ def execute(plan: BuildPlan) -> Built:
     if plan.beside is None:
         lowered, engine, report = _construct(plan, folded, unsafe)
     else:
-        reporter.note(
-            f"{plan.generation} gets the scales beside the graph, without Q/DQ: squeeze-and-excite is faster so"
-        )
+        reporter.note(f"{plan.generation} gets the scales beside the graph, without Q/DQ, as it is faster so")
         spec = replace(spec, calibrator="native")
         try:
             lowered, engine, report = _construct(replace(plan, spec=spec, cache=plan.beside), folded, unsafe)

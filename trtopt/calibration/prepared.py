@@ -44,8 +44,8 @@ class Prepared:
         proto: the folded graph, in FP32 types.
         tensors: observed, in graph order.
         groups: of them, those that get one threshold together.
-        beside: observed, too, where it can be: in a graph with squeeze-and-excite the other floating tensors, for builds that
-            give TensorRT scales beside the graph (`Scales.beside_graph`).
+        beside: observed, too, where it can be: the other floating tensors, for builds that give TensorRT scales beside the
+            graph (`Scales.beside_graph`).
         name: the model's, for people.
         fingerprint: of the folded graph.
     """
@@ -153,9 +153,10 @@ def prepare(
     samples: Iterable[Arrays] = (),
     reporter: Reporter = SILENT,
 ) -> Prepared:
-    """Fold the model and find what is observed in it, with `gates` also in its squeeze-and-excite blocks.
+    """Fold the model and find what is observed in it.
 
     Args:
+        gates: also in squeeze-and-excite, and all other floating tensors, which are observed where there is any of it anyway.
         samples: real ones, which the folded graph is held against the model on.
     """
     refuse_quantized(model)
@@ -165,10 +166,7 @@ def prepare(
     check_overrides(overrides, proto.graph.node)
     graph = to_ir(proto)
     found = gates_of(graph)
-    products = found if gates else ()
-    if gates and not found:
-        reporter.note("the model has no squeeze-and-excite, so that `gates=True` changes nothing")
-    points = find_points(graph, overrides=overrides, gates=products)
+    points = find_points(graph, overrides=overrides, gates=found if gates else ())
     foreign = sorted({f"{node.op_type} of {node.domain}" for node in proto.graph.node if node.domain not in STANDARD})
     plugin = f"TensorRT takes {first_of(foreign, 3)} with a plugin alone; `trtopt check` names such parts"
     if not points.activations:
@@ -184,8 +182,8 @@ def prepare(
         reporter.warn(f"what comes after {first_of(foreign, 3)} may be missing in the table: {plugin}")
     name = model.path.name if model.path else model.proto.graph.name
     tensors, groups = tuple(points.activations), tuple(map(tuple, points.groups))
-    known = propagate(graph, dict.fromkeys(tensors, 1.0), groups) if found else {}
-    beside = [item for item in floating(graph) if item not in known] if found else ()
+    known = propagate(graph, dict.fromkeys(tensors, 1.0), groups)
+    beside = [item for item in floating(graph) if item not in known] if found or gates else ()
     return Prepared(proto, tensors, groups, name, folded.fingerprint, tuple(beside))
 
 

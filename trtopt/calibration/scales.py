@@ -28,6 +28,13 @@ from trtopt.graph.view import to_ir
 from trtopt.trt.capabilities import Capabilities
 
 
+def may_stand_beside(spec: BuildSpec, can: Capabilities) -> bool:
+    """Return whether this build can have its scales beside the graph, where TensorRT's own calibrator reads them."""
+    asked = spec.precision is Precision.INT8 and spec.base is Precision.FP16 and spec.calibrator == "trtopt"
+    other = spec.refit or spec.strip or spec.embed_preprocess or can.gates_in_int8
+    return asked and not other and can.native_calibrator
+
+
 @dataclass(frozen=True)
 class Scales:
     """The calibration of one build: its request, and the preprocessing, which a plan may have sized."""
@@ -98,21 +105,20 @@ class Scales:
         """Return the table as a cache for TensorRT's own calibrator, where INT8 needs the scales beside the graph; else None.
 
         TensorRT 10.6 runs what surrounds squeeze-and-excite in INT8 with such scales alone: with Q/DQ in the graph it is slower
-        than FP16, or isn't built (docs/results/tensorrt-10.md). A table that says more than scales goes into the graph.
+        than FP16, or isn't built (docs/results/tensorrt-10.md); for others `tune` measures it. A table that says more than
+        scales goes into the graph.
         """
-        asked = spec.precision is Precision.INT8 and spec.base is Precision.FP16 and spec.calibrator == "trtopt"
-        other = spec.refit or spec.strip or spec.embed_preprocess or table.left_out or table.repairs or table.smoothed
-        if not asked or other or can.gates_in_int8 or not can.native_calibrator:
+        if not may_stand_beside(spec, can) or table.left_out or table.repairs or table.smoothed:
             return None
         folded = prepare(model).proto
         graph = to_ir(folded)
-        if has_half(folded) or not gates_of(graph):
+        if has_half(folded) or not (table.beside or gates_of(graph)):
             return None
         known, names = propagate(graph, table.amax, table.groups), floating(graph)
         if lacking := [name for name in names if name not in known]:
             self.request.reporter.warn(
-                f"the table lacks {len(lacking)} tensors ({first_of(lacking)}), without which squeeze-and-excite stays in "
-                "floating point: calibrate the model again for an INT8 engine that may be faster"
+                f"the table lacks {len(lacking)} tensors ({first_of(lacking)}), so that its scales can't stand beside the "
+                "graph: calibrate the model again with `gates=True` for an INT8 engine that may be faster"
             )
             return None
         return cache_of({name: known[name] for name in names})

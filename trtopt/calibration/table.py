@@ -65,6 +65,7 @@ class Table:
             under the name that it has then.
         left_out: node name → why it stays out of INT8, where `tune` decided so.
         gates: products of squeeze-and-excite whose block is in INT8, too (`placement.gates_of`), where `tune` decided so.
+        beside: the scales stand beside the graph, without Q/DQ (`Scales.beside_graph`), where `tune` decided so.
         ranges: floating tensor → its largest magnitude on some of the samples, of those that come near FP16's largest number
             (`trtopt.ort.ranges`): what gives or reads them stays in FP32 where the rest of a build is FP16.
     """
@@ -84,6 +85,7 @@ class Table:
     smoothed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     left_out: Mapping[Name, Name] = field(default_factory=dict)
     gates: tuple[Name, ...] = ()
+    beside: bool = False
     ranges: Mapping[Name, _Magnitude] = field(default_factory=dict)
 
     @property
@@ -115,6 +117,7 @@ class Table:
             },
             "left_out": dict(self.left_out),
             "gates": list(self.gates),
+            "beside": self.beside,
             "ranges": dict(self.ranges),
         }
         return {name: value for name, value in some.items() if value}
