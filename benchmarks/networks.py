@@ -1,4 +1,4 @@
-"""`trtopt tune` on this machine's GPU beside FP16, INT8 everywhere and ModelOpt's placement: one row a network.
+"""`trtopt tune` on this machine's GPU beside FP16, INT8 everywhere, TensorRT's calibrator and ModelOpt's placement.
 
     python benchmarks/networks.py FOLDER NAME... [--level N] [--jobs N] [--seconds S]
 
@@ -6,7 +6,8 @@ FOLDER holds NAME.onnx, NAME.calib.json (trtopt calibrate --gates), NAME.modelop
 samples.npz, as benchmarks/networks_inputs.py writes them.
 First, --jobs networks at a time (builds of TensorRT 8.6 side by side on one GPU take longer than one after another), what needs
 no timing is built and stored; then, by itself, each network is tuned, to a limit in dB that INT8 everywhere meets (--min-snr),
-and the engines are timed in turns at batch 1 and 32, a profile of its own each.
+and the engines, of one profile that is tuned for batch 32, are timed in turns at batch 1, 8 and 32. With several GPUs: a
+process for each, of some of the networks (CUDA_VISIBLE_DEVICES).
 --seconds ends the first part, and a network whose engines aren't all there is left out of the second one. Rows are kept as
 FOLDER/NAME.tuned.json, engines beside them, and neither is made twice; the last thing printed is the table of all rows.
 """
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
+import functools
 import json
 import math
 import multiprocessing
@@ -29,6 +32,7 @@ from typing import Any
 
 import common  # noqa: F401
 import numpy as np
+from numpy.typing import NDArray
 
 import trtopt
 from trtopt.autotune.candidates import Engines, gpu_for
@@ -36,13 +40,28 @@ from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.prepared import prepare
 from trtopt.calibration.table import Table
+from trtopt.core.errors import TrtoptError
 from trtopt.core.values import Precision
-from trtopt.evaluation.timing import time_in_turns
 from trtopt.graph.io import load_model
+from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
+from trtopt.runtime.timing import in_turns
 
-WAYS = ("fp16", "int8", "tuned", "modelopt")
-HEADERS = ("network", "INT8 everywhere, dB", "kept", "left out", "batch", "FP16, ms", "INT8", "tuned", "ModelOpt")
+WAYS = ("fp16", "int8", "tuned", "native", "modelopt")
+HEADERS = (
+    "network",
+    "INT8 everywhere, dB",
+    "kept",
+    "left out",
+    "batch",
+    "FP16, ms",
+    "INT8",
+    "tuned",
+    "native",
+    "ModelOpt",
+)
+BATCHES = (1, 8, 32)
+ROUNDS = 9
 
 
 class Network:
@@ -52,8 +71,9 @@ class Network:
         info = load_model(self.model, lazy=True).inputs[0]
         self.input = info.name
         self.data: dict[str, Any] = {"data": self.folder / "samples.npz", "limit": given.samples}
+        smallest, largest = ("x".join(map(str, (batch, *info.shape[1:]))) for batch in (1, 32))
         self.options: dict[str, Any] = {
-            "shapes": [f"{info.name}:{'x'.join(map(str, (batch, *info.shape[1:])))}" for batch in (1, 32)],
+            "shapes": f"{info.name}:{smallest},{largest},{largest}",
             "optimization_level": given.level,
             "store": "local",
         }
@@ -65,7 +85,7 @@ class Network:
         return all(self.engine(way).is_file() for way in ("fp16", "int8"))
 
     def build(self) -> str:
-        """What `tune` builds before it measures, and ModelOpt's; into the store."""
+        """What `tune` builds before it measures, into the store, and the others'."""
         started = time.monotonic()
         model = load_model(self.model)
         request = BuildRequest(model=self.model, output=self.engine("tuned"), int8=True, **self.data, **self.options)
@@ -83,9 +103,17 @@ class Network:
                 os.replace(f"{result.engine}{suffix}", f"{self.engine(way)}{suffix}")
         said = [f"{way} {result.seconds:.0f} s" for way, result in results.items()]
         written = self.folder / f"{self.name}.modelopt.onnx"
-        if written.is_file():
-            result = trtopt.build(written, self.engine("modelopt"), int8=True, compare=False, **self.options)
-            said.append(f"modelopt {result.seconds:.0f} s")
+        others: dict[str, tuple[Path, dict[str, Any]]] = {
+            "native": (self.model, {"calibrator": "native", **self.data}),
+            "modelopt": (written, {}),
+        }
+        for way, (path, own) in others.items():
+            options: dict[str, Any] = {"int8": True, "compare": False, "allow_precision_fallback": True}
+            try:
+                result = trtopt.build(path, self.engine(way), **options, **own, **self.options)
+                said.append(f"{way} {result.seconds:.0f} s ({result.precision_summary})")
+            except TrtoptError as error:  # no calibrator of its own, no file of ModelOpt's, or it can't be built
+                said.append(f"{way}: {error}")
         return f"{self.name}: {', '.join(said)}; {time.monotonic() - started:.0f} s in all"
 
     def measure(self) -> dict[str, Any]:
@@ -101,14 +129,20 @@ class Network:
         assert result.tuning is not None
         comparison = result.comparison or {}
         with np.load(self.folder / "samples.npz") as arrays:
-            samples = [{self.input: arrays[self.input]}]
-        ways = [way for way in WAYS if self.engine(way).is_file()]
-        sessions = {way: Session(self.engine(way), contexts=1) for way in ways}
-        try:
-            times, _ = time_in_turns(sessions, samples)
-        finally:
-            for session in sessions.values():
-                session.close()
+            samples = arrays[self.input]
+        reference, times, decibels = OnnxRunner(self.model, optimize=False), dict[str, list[float]](), {}
+        wanted = reference({self.input: samples})
+        with contextlib.ExitStack() as stack:
+            engines = {way: self.engine(way) for way in WAYS if self.engine(way).is_file()}
+            sessions = {way: stack.enter_context(Session(path, contexts=1)) for way, path in engines.items()}
+            for way, session in sessions.items():
+                found = session.run({self.input: samples})
+                decibels[way] = min(snr(wanted[name], np.asarray(found[name])) for name in wanted)
+            for batch in BATCHES:
+                inputs = {self.input: samples[:batch]}
+                trials = {way: functools.partial(gpu_ms, session, inputs) for way, session in sessions.items()}
+                for way, medians in in_turns(trials, ROUNDS, rounds=ROUNDS).items():
+                    times.setdefault(way, []).append(statistics.median(medians))
         return {
             "network": self.name,
             "level": self.given.level,
@@ -121,8 +155,19 @@ class Network:
             "kept": comparison.get("kept"),
             "why": comparison.get("why"),
             "precision": result.precision_summary,
-            "ms": {way: [item.gpu_ms for item in each] for way, each in times.items()},
+            "db": decibels,
+            "ms": times,
         }
+
+
+def gpu_ms(session: Session, inputs: dict[str, Any]) -> float:
+    return session.time(inputs, 40, 3).gpu.median
+
+
+def snr(wanted: NDArray[Any], found: NDArray[Any]) -> float:
+    """Decibels of the signal over the noise, of all values together."""
+    noise = float(np.square(wanted - found, dtype=np.float64).sum())
+    return 10 * math.log10(float(np.square(wanted, dtype=np.float64).sum()) / noise) if noise else math.inf
 
 
 def build_one(given: argparse.Namespace, name: str) -> str:
@@ -137,7 +182,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(HEADERS)} |", "|" + "---|" * len(HEADERS)]
     gains: dict[str, list[float]] = {way: [] for way in WAYS[1:]}
     for row in rows:
-        for index, batch in enumerate((1, 32)):
+        for index, batch in enumerate(BATCHES):
             first = (
                 (row["network"], f"{row['int8_db']:.1f}", row["kept"], str(row["left_out"])) if not index else ("",) * 4
             )
@@ -147,11 +192,20 @@ def table(rows: list[dict[str, Any]]) -> str:
             lines.append(
                 f"| {' | '.join([*first, str(batch), *(f'{ms[way]:.4f}' if way in ms else '' for way in WAYS)])} |"
             )
+    native = [
+        row["ms"]["tuned"][index] / row["ms"]["native"][index]
+        for row in rows
+        if "native" in row["ms"]
+        for index in range(len(BATCHES))
+    ]
     said = [
         f"{way} {math.exp(statistics.fmean(map(math.log, each))):.3f} (least {min(each):.3f}, {len(each)} times)"
         for way, each in gains.items()
         if each
     ]
+    said += [
+        f"tuned over native {math.exp(statistics.fmean(map(math.log, native))):.3f} (most {max(native):.3f})"
+    ] * bool(native)
     return "\n".join([*lines, "", f"FP16's time over that of: {'; '.join(said)}"])
 
 
