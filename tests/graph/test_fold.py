@@ -647,3 +647,15 @@ def test_weights_that_are_inputs_too_are_constants() -> None:
     assert [item.op_type for item in folded.graph.node] == ["Conv"] and [item.name for item in folded.graph.input] == [
         "x"
     ]
+
+
+@pytest.mark.parametrize("equation", ["cB,Ba", "Bi,iA->BA", "aZ,Zb", "IJ->JI"])
+def test_capital_letters_of_einsum_become_small_in_their_order(equation: str) -> None:
+    """Without "->" the result's axes follow the letters' order, capitals first."""
+    inputs = {"x": [3, 4], "w": [4, 5]} if "," in equation else {"x": [3, 4]}
+    proto = model([node("Einsum", " ".join(inputs), "y", equation=equation)], inputs=inputs)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    made, _ = fold(proto)
+    assert made.graph.node[0].attribute[0].s.decode().islower()
+    feed = {name: values(*shape) for name, shape in inputs.items()}
+    np.testing.assert_allclose(OnnxSession(made)(feed)["y"], np.einsum(equation, *feed.values()), rtol=1e-5)

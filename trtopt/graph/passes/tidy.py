@@ -7,6 +7,7 @@ model's own.
 from __future__ import annotations
 
 import math
+import string
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +33,8 @@ def tidy(model: ir.Model) -> None:
             _reshape(node, editor)
         elif node.op_type == "Concat":
             _concat(node)
+        elif node.op_type == "Einsum":
+            _spell(node)
         elif (before := node.inputs[0].producer()) is not None and before.op_type == node.op_type and not before.domain:
             _join(before, node, editor, opset)
         if (given := _given(node, editor)) is not None:
@@ -39,6 +42,15 @@ def tidy(model: ir.Model) -> None:
             node.replace_input_with(0, given)
             node.op_type = "Identity"
             node.attributes.clear()
+
+
+def _spell(node: ir.Node) -> None:
+    """Write an Einsum in small letters: TensorRT's parser takes no capitals. Without "->" their order is the result's."""
+    equation = attribute(node, "equation", "")
+    letters = sorted(filter(str.isalpha, {*equation}))
+    if any(map(str.isupper, letters)) and len(letters) <= len(string.ascii_lowercase):
+        small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
+        node.attributes["equation"] = ir.AttrString("equation", equation.translate(small))
 
 
 def _given(node: ir.Node, editor: Editor) -> ir.Value | None:
