@@ -56,6 +56,10 @@ def image(text: str, opset: int = 17, **weights: object) -> ModelProto:
                 for name, of in (("q", "x"), ("d", "r"))
             ],
         ),
+        (
+            image("[to8] a = Cast <to = 17> (x) [back] y = Cast <to = 1> (a)", 19),
+            [(name, "casts values of float8_e4m3fn") for name in ("to8", "back")],
+        ),
         (image("y, i = TopK (x, k)", k=[3840]), []),
         (
             image("[top] y, i = TopK (x, k)", k=[3841]),

@@ -56,6 +56,7 @@ _DO_OTHERWISE = {  # operators by what models compute the same by
         "ActivationSymmetric, WeightSymmetric, QuantType.QInt8)",
     ),
 }
+_NARROW = {"float8_e4m3fn", "int4", "float4_e2m1fn"}
 _SIZED = {"ConstantOfShape", "Expand", "Pad", "Range", "Reshape", "Resize", "Slice", "Tile", "Upsample"}  # by values
 _LIST = (
     "a list whose length or places aren't known before: export the model with one tensor there (torch.stack, torch.cat)"
@@ -105,7 +106,7 @@ def _ends(graph: GraphProto, weights: Set[str], kinds: Mapping[str, str], types:
 
 
 def _misuse(node: NodeProto, constants: Mapping[str, TensorProto], kinds: Mapping[str, str]) -> str:
-    """Say which zero point, scale or TopK TensorRT doesn't take; empty: none."""
+    """Say which zero point, scale, Cast or TopK TensorRT doesn't take; empty: none."""
     if node.op_type in QDQ:
         zero = node.input[2] if len(node.input) > 2 else ""
         if zero and zero not in constants and not kinds.get(zero, "").startswith("float"):
@@ -117,6 +118,9 @@ def _misuse(node: NodeProto, constants: Mapping[str, TensorProto], kinds: Mappin
             where = f" in channel {bad[0]}{' and others' * (len(bad) > 1)}" if scale.size > 1 else ""
             text = f"its scale {node.input[1]!r}, of {node.input[0]!r}, is {scale.reshape(-1)[bad[0]]:g}{where}"
             return f"{text}; TensorRT takes positive, finite ones only"
+    elif node.op_type == "Cast" and (narrow := _NARROW & {kinds.get(node.input[0]), kinds.get(node.output[0])}):
+        text = f"casts values of {narrow.pop()}, which TensorRT makes by QuantizeLinear and reads by DequantizeLinear alone"
+        return f"{text}: write that in its place, with a scale of 1"
     elif node.op_type == "TopK":
         k = constants.get(node.input[1]) if len(node.input) > 1 else None
         most = int(to_array(k).max(initial=0)) if k is not None else attribute(node, "k", 0)
