@@ -154,7 +154,11 @@ def test_options_in_messages_are_told_as_flags(world: World, monkeypatch: pytest
     assert found.err == (
         "warning: no --shapes given\n--backend rtx has `zzz=`\nerror: --no-compare:\n  give another -o/--output\n"
     )
-    assert json.loads(found.out)["error"]["message"] == "--no-compare:\n  give another -o/--output"
+    assert json.loads(found.out)["error"] == {
+        "type": "UnsupportedRequest",
+        "message": "--no-compare:\n  give another -o/--output",
+        "options": {"compare": "False", "output": ""},  # as the API names them
+    }
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

@@ -108,7 +108,7 @@ class World:
         assert "Traceback" not in found.err
         result = json.loads(found.out)
         assert list(result) == ["error"]
-        assert set(result["error"]) == {"type", "message"}
+        assert set(result["error"]) == {"type", "message", "options"}
         message = str(result["error"]["message"])
         assert message == message.strip()
         assert found.err.endswith(f"error: {message}\n")

@@ -138,5 +138,6 @@ def _failure(error: Exception) -> int:
     print("error:", "\n".join(map(visible, texts)), file=sys.stderr)
     if "--json" in sys.argv:
         with contextlib.suppress(OSError):
-            print(json.dumps({"error": {"type": kind, "message": "\n".join(texts)}}))
+            about = {"type": kind, "message": "\n".join(texts), "options": getattr(error, "options", {})}
+            print(json.dumps({"error": about}))
     return status

@@ -14,7 +14,7 @@ from typing import Any
 
 from trtopt.core.library_output import loader_path, unreported
 from trtopt.core.version import to_install
-from trtopt.core.words import spoken
+from trtopt.core.words import NAMED, spoken
 
 
 class TrtoptError(Exception):
@@ -26,6 +26,14 @@ class TrtoptError(Exception):
     def lines(self) -> list[str]:
         """The text by lines: a line break in a name isn't one."""
         return [str(self)]
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that the message names, in its order, each with the first value there, as Python writes it, or ""."""
+        found = dict[str, str]()
+        for name, value in NAMED.findall(str(self)):
+            found.setdefault(name, value)
+        return found
 
     def for_cli(self, flags: Mapping[str, str]) -> list[str]:
         """The lines with a command's `flags` for the options that they name (`trtopt.core.options`)."""
