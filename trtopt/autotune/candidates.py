@@ -29,7 +29,10 @@ from trtopt.evaluation.agreement import Runner, verify_all
 from trtopt.evaluation.timing import layer_shares, time_in_turns
 from trtopt.evaluation.verify import kinds_of, session_runner
 from trtopt.graph.io import load_model
+from trtopt.graph.passes.placement import gates_of
 from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.prepare import prepare
+from trtopt.graph.view import to_ir
 from trtopt.runtime.session import Session
 from trtopt.trt import select
 
@@ -151,11 +154,12 @@ class Engines:
         """Return the fastest of these choices and, where that is within the limits, of those with all layers in INT8, or with
         scales beside the graph."""
         choices: dict[str, Tuning] = {}
+        other = self.beside and not gates_of(to_ir(prepare(self.model).proto))  # whose scales stand there anyway
         for item in tunings:
             choices.setdefault(item.table.digest, item)
             if not item.whole.missed:
                 whole = replace(item.table, left_out={})
-                beside = self.beside and not (whole.repairs or whole.smoothed)
+                beside = other and not (whole.repairs or whole.smoothed)
                 for table in (whole, *[replace(whole, beside=True)] * beside):
                     choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
         name = None
