@@ -2,7 +2,7 @@
 
     python benchmarks/networks.py FOLDER NAME... [--level N] [--jobs N] [--seconds S]
 
-FOLDER holds NAME.onnx, NAME.calib.json (trtopt calibrate --gates), NAME.modelopt.onnx (what ModelOpt wrote; optional) and
+FOLDER holds NAME.onnx, NAME.calib.json (trtopt calibrate --all-tensors), NAME.modelopt.onnx (what ModelOpt wrote; optional) and
 samples.npz, as benchmarks/networks_inputs.py writes them.
 First, --jobs networks at a time (builds of TensorRT 8.6 side by side on one GPU take longer than one after another), what needs
 no timing is built and stored; then, by itself, each network is tuned, to a limit in dB that INT8 everywhere meets (--min-snr),
@@ -91,7 +91,7 @@ class Network:
         request = BuildRequest(model=self.model, output=self.engine("tuned"), int8=True, **self.data, **self.options)
         table = Table.load(self.folder / f"{self.name}.calib.json")
         table = replace(
-            prepare(model, spec_of(request).overrides, gates=True).chosen_again(table, None), left_out={}
+            prepare(model, spec_of(request).overrides, all_tensors=True).chosen_again(table, None), left_out={}
         )  # as `tune` does
         folder = self.folder / f"{self.name}.built"
         folder.mkdir(exist_ok=True)

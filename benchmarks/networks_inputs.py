@@ -182,7 +182,7 @@ def main() -> None:
         if not model.is_file():
             trtopt.export(network(name, crops), model, inputs={"input": INPUT}, sample=samples)
         if not table.is_file():
-            trtopt.calibrate(model, table, data=samples, gates=True)
+            trtopt.calibrate(model, table, data=samples, all_tensors=True)
         other = given.folder / f"{name}.modelopt.onnx"
         if given.modelopt and not other.is_file():
             command = Path(__file__).parent / "modelopt_quantize.py"

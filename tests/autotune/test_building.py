@@ -637,7 +637,7 @@ def test_a_table_without_scales_of_squeeze_and_excite_says_how_to_get_them(
     table = replace(whole, tensors={name: item for name, item in whole.tensors.items() if name not in {*"smrk"}})
     assert len(table.tensors) == len(whole.tensors) - 4  # as calibrations before made them
     build(min_snr=10, output_kind=["y=other"], calib=table, reporter=heard)
-    has("\n".join(heard.notes), "squeeze-and-excite isn't tried in INT8", "`gates=True`")
+    has("\n".join(heard.notes), "squeeze-and-excite isn't tried in INT8", "`all_tensors=True`")
     assert gated.built == ["int8", "fp16"]
     build(min_snr=10, output_kind=["y=other"], calib=whole)
     assert gated.built == ["int8", "fp16", "int8", "fp16", "int8"]

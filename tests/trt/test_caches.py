@@ -185,14 +185,14 @@ def test_a_table_can_say_that_its_scales_stand_beside_the_graph(
 ) -> None:
     stand_in("10.16.1")
     data, kept, heard = {"x": values(8, 3, 32, 32)}, tmp_path / "built.onnx", Heard()
-    whole = trtopt.calibrate(float_net, data=data, gates=True).table
+    whole = trtopt.calibrate(float_net, data=data, all_tensors=True).table
     few = trtopt.calibrate(float_net, data=data).table
     assert few.tensors.keys() < whole.tensors.keys() and few.amax.items() <= whole.amax.items()
     options: dict[str, Any] = {"backend": "tensorrt", "shapes": SHAPES, "allow_precision_fallback": True}
     for table, beside in ((whole, False), (replace(whole, beside=True), True), (replace(few, beside=True), False)):
         build(float_net, tmp_path / "e.engine", int8=True, calib=table, save_onnx=kept, reporter=heard, **options)
         assert any(node.op_type == "QuantizeLinear" for node in onnx.load(kept).graph.node) != beside
-    assert any("`gates=True`" in text for text in heard.warnings)
+    assert any("`all_tensors=True`" in text for text in heard.warnings)
 
 
 def test_where_nothing_runs_in_int8_with_scales_beside_the_graph_they_go_into_it(

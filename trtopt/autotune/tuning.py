@@ -237,7 +237,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         else:
             reporter.note(
                 "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
-                "`gates=True`, too"
+                "`all_tensors=True`, too"
             )
     return tunings
 
@@ -353,7 +353,7 @@ def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | N
     if scales is None:
         return _calibrated(request, subject).table
     more, method = subject.measures_more(scales), request.method
-    ready = prepared.prepare(subject.model, subject.spec.overrides, gates=more)
+    ready = prepared.prepare(subject.model, subject.spec.overrides, all_tensors=more)
     table = ready.chosen_again(scales, None if method == "auto" else method)
     return replace(table, left_out={}, gates=(), beside=False)
 
@@ -396,7 +396,7 @@ def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None
         preprocess=subject.preprocess,
         calib=table,
         method=table.method if table is not None and table.method in METHODS else request.method,
-        gates=subject.measures_more(table),
+        all_tensors=subject.measures_more(table),
         repair=table is not None,
     )
 

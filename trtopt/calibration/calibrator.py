@@ -111,8 +111,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         model: an FP32 ONNX file or model. It is folded first, as `build` folds it.
         images, data, preprocess, limit: real inputs, in any form that `trtopt.data.open_data` takes.
         calib: a table of an earlier call for this model: `method` chooses again from what was counted then.
-        gates: measure every floating tensor. Of a table that has them all `tune` for TensorRT 8.6 tries squeeze-and-excite in
-            INT8, too, and for TensorRT 10 scales beside the graph.
+        all_tensors: measure every floating tensor. With a table that has them all `tune` for TensorRT 8.6 tries
+            squeeze-and-excite in INT8, too, and for TensorRT 10 scales beside the graph.
         repair: choose the codes of INT8 weights, and correct biases, by what the layers' inputs are; and where activations
             make much of the noise, move scales of channels from them into the weights around them. Each is kept where it
             lowers the noise at the outputs on samples held apart. The table holds it, and `build` repeats it.
@@ -192,7 +192,9 @@ class _Calibration:
 
     def prepared(self, samples: Iterable[Arrays] = ()) -> Prepared:
         request = self.request
-        return prepare(self.model, self.overrides, gates=request.gates, samples=samples, reporter=request.reporter)
+        return prepare(
+            self.model, self.overrides, all_tensors=request.all_tensors, samples=samples, reporter=request.reporter
+        )
 
     def imported(self) -> tuple[Prepared, Table]:
         """Take the scales of a TensorRT cache."""

@@ -120,7 +120,7 @@ class Prepared:
         if table.model["fingerprint"] != self.fingerprint:
             why = f"is of {table.model.get('name', 'another model')}, not of this one, or not of these weights"
         elif lacking:
-            why = f"has nothing of {first_of(lacking)}: it was made with other `precision_override=` or `gates=`"
+            why = f"has nothing of {first_of(lacking)}: it was made with other `precision_override=` or `all_tensors=`"
         if why:
             raise CalibrationError(
                 f"the calibration table {why}; calibrate on real inputs: `images=DIR`, or `data='F.npz'`"
@@ -149,14 +149,14 @@ def prepare(
     model: Model,
     overrides: Sequence[Override] = (),
     *,
-    gates: bool = False,
+    all_tensors: bool = False,
     samples: Iterable[Arrays] = (),
     reporter: Reporter = SILENT,
 ) -> Prepared:
     """Fold the model and find what is observed in it.
 
     Args:
-        gates: also in squeeze-and-excite, and all other floating tensors, which are observed where there is any of it anyway.
+        all_tensors: also in squeeze-and-excite, and all other floating ones; these anyway where there is any of it.
         samples: real ones, which the folded graph is held against the model on.
     """
     refuse_quantized(model)
@@ -166,7 +166,7 @@ def prepare(
     check_overrides(overrides, proto.graph.node)
     graph = to_ir(proto)
     found = gates_of(graph)
-    points = find_points(graph, overrides=overrides, gates=found if gates else ())
+    points = find_points(graph, overrides=overrides, gates=found if all_tensors else ())
     foreign = sorted({f"{node.op_type} of {node.domain}" for node in proto.graph.node if node.domain not in STANDARD})
     plugin = f"TensorRT takes {first_of(foreign, 3)} with a plugin alone; `trtopt check` names such parts"
     if not points.activations:
@@ -182,8 +182,9 @@ def prepare(
         reporter.warn(f"what comes after {first_of(foreign, 3)} may be missing in the table: {plugin}")
     name = model.path.name if model.path else model.proto.graph.name
     tensors, groups = tuple(points.activations), tuple(map(tuple, points.groups))
-    known = propagate(graph, dict.fromkeys(tensors, 1.0), groups)
-    beside = [item for item in floating(graph) if item not in known] if found or gates else ()
+    others = floating(graph) if found or all_tensors else ()
+    known = propagate(graph, dict.fromkeys(tensors, 1.0), groups) if others else {}
+    beside = [item for item in others if item not in known]
     return Prepared(proto, tensors, groups, name, folded.fingerprint, tuple(beside))
 
 

@@ -44,7 +44,9 @@ class CalibrateRequest:
     allow_unusual_data: bool = shared.allow_unusual_data()
     precision_override: Sequence[str] = shared.precision_override(group="Calibration")
     repair: bool = option(False, help="Round weights so that outputs keep most; kept where it helps.")
-    gates: bool = option(False, help="Every tensor: tune may put more in INT8 (8.6), or scales beside the graph (10).")
+    all_tensors: bool = option(
+        False, help="Every tensor: tune may put more in INT8 (8.6), or scales beside the graph (10)."
+    )
     threads: int | None = shared.threads(beside=shared.SAMPLES, group="Run")
     device: str = option("cpu", help="cpu, or cuda: run the model on the GPU (onnxruntime-gpu).", beside=shared.SAMPLES)
     cache: bool = option(True, help="Reuse an earlier pass over the same data.")

@@ -118,7 +118,7 @@ class Scales:
         if lacking := [name for name in names if name not in known]:
             self.request.reporter.warn(
                 f"the table lacks {len(lacking)} tensors ({first_of(lacking)}), so that its scales can't stand beside the "
-                "graph: calibrate the model again with `gates=True` for an INT8 engine that may be faster"
+                "graph: calibrate the model again with `all_tensors=True` for an INT8 engine that may be faster"
             )
             return None
         return cache_of({name: known[name] for name in names})
