@@ -8,7 +8,7 @@ from graphs import conv_relu, model, node, values, written
 from onnx import ModelProto, helper
 
 from trtopt.core.errors import ModelError
-from trtopt.graph.guard import fault, guarded, invalid
+from trtopt.graph.guard import fault, guarded, invalid, same
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import to_ir
@@ -28,6 +28,20 @@ def test_what_can_not_stand_for_a_model_has_a_fault() -> None:
     assert "Frobnicate" in fault(proto, wrong) and "Frobnicate" in invalid(wrong)
     other = written("(float[n,3,8,8] x) => (float[] z) { z = Relu (x) }")
     assert fault(proto, other) == "its outputs are z, no longer y"
+
+
+def test_models_are_the_same_whose_nodes_and_weights_are() -> None:
+    proto = conv_relu()
+    told = ModelProto.FromString(proto.SerializeToString())
+    told.graph.node[0].name, told.graph.node[1].doc_string, told.producer_name = "other", "from line 3", "somebody"
+    told.graph.node[0].metadata_props.add(key="trace", value="a.py")
+    told.graph.initializer.sort(key=lambda item: item.name)
+    assert same(proto, told) and same(told, proto)
+    weight, node_, attribute = (ModelProto.FromString(proto.SerializeToString()) for _ in range(3))
+    weight.graph.initializer[0].CopyFrom(conv_relu(weights={"w": values(4, 3, 3, 3, seed=7)}).graph.initializer[0])
+    node_.graph.node[1].op_type = "Abs"
+    attribute.graph.node[0].attribute[0].ints[0] = 2
+    assert not any(same(proto, other) or same(other, proto) for other in (weight, node_, attribute))
 
 
 def test_numbers_that_are_drawn_are_not_taken_for_each_other() -> None:

@@ -124,6 +124,15 @@ def test_a_librarys_wrong_step_is_left_out_and_told(
     assert trtopt.verify(files / "m.onnx", graph, data=files / "d.npz", min_snr=50).ok
 
 
+def test_what_folding_left_as_it_was_is_not_run_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = list[Any]()
+    monkeypatch.setattr("trtopt.ort.folding.compare", lambda *given, **options: compared.append(given) or "")
+    _COMPARED.clear()
+    first = proven(load_model(heavy()))
+    assert len(compared) == 1  # its BatchNormalization went
+    assert proven(load_model(first.proto)).report.before == first.report.after and len(compared) == 1
+
+
 def test_what_cannot_be_compared_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     _COMPARED.clear()

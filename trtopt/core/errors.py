@@ -29,11 +29,8 @@ class TrtoptError(Exception):
 
     @property
     def options(self) -> dict[str, str]:
-        """The options that the message names, in its order, each with the first value there, as Python writes it, or ""."""
-        found = dict[str, str]()
-        for name, value in NAMED.findall(str(self)):
-            found.setdefault(name, value)
-        return found
+        """The options that the message names, each with the first value there, as Python writes it, or ""."""
+        return dict(reversed(NAMED.findall(str(self))))
 
     def for_cli(self, flags: Mapping[str, str]) -> list[str]:
         """The lines with a command's `flags` for the options that they name (`trtopt.core.options`)."""

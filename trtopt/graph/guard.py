@@ -11,7 +11,7 @@ from onnx import ModelProto
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.graph.op_types import RANDOM
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import Links, refill, to_array
+from trtopt.graph.proto import LARGE, Links, all_nodes, refill, skeleton, to_array
 from trtopt.graph.validity import validate
 from trtopt.graph.view import to_proto
 
@@ -56,6 +56,20 @@ def drawn(proto: ModelProto) -> int:
         else:
             count += node.op_type in RANDOM
     return count
+
+
+def same(before: ModelProto, after: ModelProto) -> bool:
+    """Tell whether two models have the same nodes and weights, in any order and whatever is told of their origin."""
+    weights, others = ({item.name: item for item in proto.graph.initializer} for proto in (before, after))
+    return _nodes(before) == _nodes(after) and weights == others
+
+
+def _nodes(proto: ModelProto) -> list[bytes]:
+    light = skeleton(proto, LARGE)
+    for node in all_nodes(light.graph):
+        for field in ("name", "doc_string", "metadata_props"):
+            node.ClearField(field)
+    return sorted(node.SerializeToString(deterministic=True) for node in light.graph.node)
 
 
 def invalid(proto: ModelProto, what: str = "the graph") -> str:
