@@ -83,7 +83,7 @@ def test_a_refitted_engine_is_what_a_build_of_the_model_is(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stripped_plan_with_its_weights_gives_what_the_full_one_does(
+def test_a_stripped_plan_with_its_weights_gives_the_bits_of_the_full_one(
     generation: Any, gpu: Device, builds: Builds, inputs: Inputs, tmp_path: Path, kind: str
 ) -> None:
     if "strip" not in generation.capabilities.options:
@@ -95,11 +95,8 @@ def test_a_stripped_plan_with_its_weights_gives_what_the_full_one_does(
         Session(stripped.engine)
     result = trtopt.refit(stripped.engine, inputs.model, tmp_path / "refitted.engine", **options)
     sizes = [engine.stat().st_size / (1 << 20) for engine in (stripped.engine, result.engine)]
-    found = _logits(inputs, result.engine)
-    alike = _decibels(
-        _logits(inputs, full.engine), found
-    )  # inf on an idle card, where both builds choose the same kernels
-    note = f"build {stripped.seconds:.1f} s; {sizes[0]:.1f} MiB, {sizes[1]:.1f} MiB with its weights; {alike:.1f} dB"
+    note = f"build {stripped.seconds:.1f} s; {sizes[0]:.1f} MiB, {sizes[1]:.1f} MiB with its weights"
     rows.append((f"weights into the stripped {kind}", f"{result.seconds:.1f} s", note))
-    assert alike >= LEAST
-    np.testing.assert_array_equal(_logits(inputs, stripped.engine, weights=inputs.model, **options), found)
+    wanted = _logits(inputs, full.engine)
+    np.testing.assert_array_equal(_logits(inputs, stripped.engine, weights=inputs.model, **options), wanted)
+    np.testing.assert_array_equal(_logits(inputs, result.engine), wanted)
