@@ -644,9 +644,8 @@ def test_weights_that_are_inputs_too_are_constants() -> None:
     proto = model(nodes, weights={"shape": np.array([4, 3, 1, 1])}, inputs={"x": ["batch", 3, 5, 5]})
     proto.graph.input.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [4]))  # as old exporters did
     folded = fold(load_model(proto).proto)[0]
-    assert [item.op_type for item in folded.graph.node] == ["Conv"] and [item.name for item in folded.graph.input] == [
-        "x"
-    ]
+    assert [item.op_type for item in folded.graph.node] == ["Conv"]
+    assert [item.name for item in folded.graph.input] == ["x"]
 
 
 @pytest.mark.parametrize("equation", ["cB,Ba", "Bi,iA->BA", "aZ,Zb", "IJ->JI"])

@@ -109,10 +109,8 @@ class Tuning:
             out = f"{counted(len(self.left_out), 'layer')} out of INT8, {self.chosen.share:.1%} of the arithmetic in it"
         else:
             out = "no layer has to stay out"
-        out += (
-            ", squeeze-and-excite in INT8, too" * bool(self.table.gates)
-            + ", scales beside the graph" * self.table.beside
-        )
+        out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
+        out += ", scales beside the graph" if self.table.beside else ""
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
         decibels = f"{self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB on {counted(self.samples, 'sample')}"
         tried = f"{counted(self.tried, 'choice')} in {self.seconds:.0f} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 AT_URL = "a store at a URL"
 WENT = {
+    "gates": "calibrate --gates went: --all-tensors measures squeeze-and-excite, and all others",
     "bundle": "trtopt bundle went: docs/offline.md has its lines (uv pip compile, pip download --platform, tar)",
     "sign": "trtopt sign went: docs/security.md has what signs engines instead (cosign sign-blob, minisign -S)",
     "trusted_keys": "--trusted-keys went: check the signature before (cosign verify-blob, minisign -V): docs/security.md",

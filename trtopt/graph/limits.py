@@ -119,8 +119,8 @@ def _misuse(node: NodeProto, constants: Mapping[str, TensorProto], kinds: Mappin
             text = f"its scale {node.input[1]!r}, of {node.input[0]!r}, is {scale.reshape(-1)[bad[0]]:g}{where}"
             return f"{text}; TensorRT takes positive, finite ones only"
     elif node.op_type == "Cast" and (narrow := _NARROW & {kinds.get(node.input[0]), kinds.get(node.output[0])}):
-        text = f"casts values of {narrow.pop()}, which TensorRT makes by QuantizeLinear and reads by DequantizeLinear alone"
-        return f"{text}: write that in its place, with a scale of 1"
+        text = "TensorRT makes by QuantizeLinear and reads by DequantizeLinear alone"
+        return f"casts values of {min(narrow)}, which {text}: write that in its place, with a scale of 1"
     elif node.op_type == "TopK":
         k = constants.get(node.input[1]) if len(node.input) > 1 else None
         most = int(to_array(k).max(initial=0)) if k is not None else attribute(node, "k", 0)
