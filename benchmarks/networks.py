@@ -32,7 +32,6 @@ from typing import Any
 
 import common  # noqa: F401
 import numpy as np
-from numpy.typing import NDArray
 
 import trtopt
 from trtopt.autotune.candidates import Engines, gpu_for
@@ -42,6 +41,7 @@ from trtopt.calibration.prepared import prepare
 from trtopt.calibration.table import Table
 from trtopt.core.errors import TrtoptError
 from trtopt.core.values import Precision
+from trtopt.data.difference import in_db, powers
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
@@ -137,7 +137,7 @@ class Network:
             sessions = {way: stack.enter_context(Session(path, contexts=1)) for way, path in engines.items()}
             for way, session in sessions.items():
                 found = session.run({self.input: samples})
-                decibels[way] = min(snr(wanted[name], np.asarray(found[name])) for name in wanted)
+                decibels[way] = min(float(in_db(*powers(wanted[name], np.asarray(found[name])))) for name in wanted)
             for batch in BATCHES:
                 inputs = {self.input: samples[:batch]}
                 trials = {way: functools.partial(gpu_ms, session, inputs) for way, session in sessions.items()}
@@ -162,12 +162,6 @@ class Network:
 
 def gpu_ms(session: Session, inputs: dict[str, Any]) -> float:
     return session.time(inputs, 40, 3).gpu.median
-
-
-def snr(wanted: NDArray[Any], found: NDArray[Any]) -> float:
-    """Decibels of the signal over the noise, of all values together."""
-    noise = float(np.square(wanted - found, dtype=np.float64).sum())
-    return 10 * math.log10(float(np.square(wanted, dtype=np.float64).sum()) / noise) if noise else math.inf
 
 
 def build_one(given: argparse.Namespace, name: str) -> str:
@@ -199,14 +193,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         for index in range(len(BATCHES))
     ]
     said = [
-        f"{way} {math.exp(statistics.fmean(map(math.log, each))):.3f} (least {min(each):.3f}, {len(each)} times)"
+        f"{way} {statistics.geometric_mean(each):.3f} (least {min(each):.3f}, {len(each)} times)"
         for way, each in gains.items()
         if each
     ]
-    said += [
-        f"tuned over native {math.exp(statistics.fmean(map(math.log, native))):.3f} (most {max(native):.3f})"
-    ] * bool(native)
-    return "\n".join([*lines, "", f"FP16's time over that of: {'; '.join(said)}"])
+    lines += ["", f"FP16's time over that of: {'; '.join(said)}"]
+    if native:
+        lines.append(f"tuned over native: {statistics.geometric_mean(native):.3f} (most {max(native):.3f})")
+    return "\n".join(lines)
 
 
 def main() -> int:

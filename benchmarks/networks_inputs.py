@@ -2,8 +2,8 @@
 
     python benchmarks/networks_inputs.py FOLDER [NAME...] [--modelopt PYTHON]
 
-writes samples.npz (32 crops of photos) and for each network NAME.onnx, NAME.calib.json (its table, squeeze-and-excite measured,
-too) and, with the Python of an environment that has ModelOpt, NAME.modelopt.onnx. BatchNormalization's
+writes samples.npz (32 crops of photos) and for each network NAME.onnx, NAME.calib.json (its table, of every
+tensor) and, with the Python of an environment that has ModelOpt, NAME.modelopt.onnx. BatchNormalization's
 statistics are those of 64 crops: with the ones of an untrained network values shrink from layer to layer. What is there isn't
 made again.
 """
