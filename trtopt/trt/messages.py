@@ -202,7 +202,8 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
         ),
         r"type\(\) == expectedDataType": (
-            "TensorRT 10.6 does so in INT8 networks with HardSwish (MobileNetV3), which FP16 runs faster there: use `fp16=True`"
+            "10.6 does so where Q/DQ stand around HardSwish or squeeze-and-excite (MobileNetV3, EfficientNet, RegNetY): "
+            "give the model without Q/DQ to `int8=True`, whose scales trtopt keeps beside the graph there, or use `fp16=True`"
         ),
     },
     EngineMismatch: {
