@@ -142,3 +142,13 @@ def lite0(exported: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def rtx() -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+
+
+@pytest.fixture
+def no_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Custom operators and plugins that a test registers are its own."""
+    from trtopt.core import operators
+
+    for name in ("_operators", "_references", "_plugins"):
+        monkeypatch.setattr(operators, name, {})
+    monkeypatch.delenv(operators.PLUGINS, raising=False)

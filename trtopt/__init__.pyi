@@ -46,6 +46,7 @@ from trtopt.core.errors import (
     UsageError as UsageError,
     WorkerDied as WorkerDied,
 )
+from trtopt.core.operators import operator as operator
 from trtopt.core.progress import Phase as Phase, Reporter as Reporter
 from trtopt.core.shapes import Suggestion as Suggestion
 from trtopt.core.values import (
@@ -116,6 +117,7 @@ from trtopt.serving.repository import (
 )
 from trtopt.serving.server import Server as Server, ServerEnd as ServerEnd, serve as serve
 from trtopt.trt.compatibility import PlanOrigin as PlanOrigin
+from trtopt.trt.plugins import Creator as Creator
 from trtopt.workflow import PipelineResult as PipelineResult, pipeline as pipeline
 
 __all__: list[str]

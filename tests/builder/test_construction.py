@@ -462,7 +462,7 @@ LENGTHS = {"s": np.array([0, -1, 12]), "t": np.array([4, 8]), "n": np.array([10]
             f"=> (int32[1, 1] y) {{{HEADS} y = TRT.EfficientNMS_TRT(boxes, scores)}}",
             ', "TRT": 1', LENGTHS, "boxes,scores", "has EfficientNMS_TRT as a plugin",
         ),
-        (WAVE, ', "com.acme": 1', LENGTHS, "r", "loads no plugins"),
+        (WAVE, ', "com.acme": 1', LENGTHS, "r", "name the library that has it"),
         (f"=> (float[1,12,16,16] y) {{{CONVOLUTION} y = Dropout(r, a, b)}}", "",
          {**LENGTHS, "a": np.array(0.5, np.float32), "b": np.array(True)}, "", "export the model after .eval()"),
         ("=> (float[1,5000] y, int64[1,5000] i) {c = Conv(x, w) f = Flatten(c) y, i = TopK(f, k)}", "",

@@ -48,7 +48,7 @@ def test_progress_is_one_line_whatever_it_names(stream: io.StringIO) -> None:
 
 def test_a_failures_lines_are_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(error: TrtoptError) -> str:
-        def version() -> None:
+        def version(**_: object) -> None:
             raise error
 
         monkeypatch.setattr("trtopt.version", version)

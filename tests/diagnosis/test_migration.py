@@ -120,11 +120,18 @@ def test_the_commands_are_ones_that_trtopt_takes(old: str, monkeypatch: pytest.M
         assert isinstance(result.exception, Called), result.output
 
 
+def test_plugins_are_named_in_the_build() -> None:
+    (build, *_) = migrated("trtexec --onnx=m.onnx --fp16 --plugins=p.so --saveEngine=m.engine").commands
+    assert "--plugins p.so" in build and "--fp16" in build
+
+
 def test_what_has_no_counterpart_is_said() -> None:
-    old = "trtexec --onnx=m.onnx --plugins=p.so --useDLACore=0 --maxBatch=8 --frobnicate --memPoolSize=dlaSRAM:1 fp16"
+    old = (
+        "trtexec --onnx=m.onnx --allowGPUFallback --useDLACore=0 --maxBatch=8 --frobnicate --memPoolSize=dlaSRAM:1 fp16"
+    )
     lacking = {item.what: item.gone for item in migrated(old).replaced if item.lacking}
     assert lacking == {
-        "--plugins": "", "--useDLACore": "", "--maxBatch": "TensorRT 10", "--frobnicate": "", "--memPoolSize=dlaSRAM:1": "",
+        "--allowGPUFallback": "", "--useDLACore": "", "--maxBatch": "TensorRT 10", "--frobnicate": "", "--memPoolSize=dlaSRAM:1": "",
         "fp16": "",
     }  # fmt: skip
     assert not migrated(old).ok
@@ -145,7 +152,7 @@ def test_what_isnt_known_is_refused(wrong: str) -> None:
 
 def test_it_is_told_in_eighty_columns_and_as_json() -> None:
     shapes = "--minShapes=x:1x3x224x224 --optShapes=x:8x3x224x224 --maxShapes=x:32x3x224x224"
-    old = f"trtexec --onnx=m.onnx --int8 {shapes} --plugins=p"
+    old = f"trtexec --onnx=m.onnx --int8 {shapes} --useDLACore=0"
     result = CliRunner().invoke(cli.app, ["doctor", "--migrate", old])
     assert result.exit_code == 1
     assert all(len(line) <= 80 for line in result.output.splitlines() if "$" not in line)

@@ -357,7 +357,7 @@ def test_the_real_parser_names_every_bad_node(monkeypatch: pytest.MonkeyPatch) -
         ("ImageScaler", "", "ONNX has dropped it"),
         ("FusedConv", "com.microsoft", "model from before"),
         ("ReorderInput", "com.microsoft.nchwc", "model from before"),
-        ("Magic", "acme", "loads no plugins"),
+        ("Magic", "acme", "name the library that has it"),
     ],
 )
 def test_whose_a_refused_operator_is_decides_the_hint_and_it_is_said_once(

@@ -59,6 +59,7 @@ class Simulation:
         shared: engines were built so that their contexts share profiles.
         no_context: the engine logs this error and gives no context.
         contexts: every execution context that was created, in order.
+        creators: what is in the plugin registry.
     """
 
     def __init__(self, version: str, later: str = "", renamed: Mapping[str, str] | None = None) -> None:
@@ -84,6 +85,7 @@ class Simulation:
         self.shared = True
         self.no_context: str | None = None
         self.contexts: list[Any] = []
+        self.creators: list[Any] = []
         self.module: Any = _Module(self)
 
 
@@ -107,6 +109,9 @@ class _Module(types.ModuleType):
                     type.__setattr__(getattr(self, outer), member.name, member)
         for name in sim.api["functions"]:
             setattr(self, name, lambda *arguments, **named: True)
+        if "IPluginRegistry" in sim.api["classes"]:
+            registry = self.IPluginRegistry()
+            self.get_plugin_registry = lambda: registry
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):
@@ -536,6 +541,12 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             "create_timing_cache": lambda self, content: new("ITimingCache", _content=bytes(content)),
             "set_timing_cache": set_cache,
             "get_timing_cache": lambda self: self._cache,
+        },
+        "IPluginRegistry": {
+            "register_creator": lambda self, creator, namespace="": sim.creators.append(creator) or True,
+            "all_creators": property(lambda self: list(sim.creators)),
+            "plugin_creator_list": property(lambda self: list(sim.creators)),
+            "load_library": lambda self, path: None,
         },
         "ITimingCache": {"serialize": cache_bytes, "combine": combine},
         "IOptimizationProfile": {

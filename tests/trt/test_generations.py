@@ -53,6 +53,7 @@ PROFILES = ({"x": ROWS}, {"x": ShapeRange((8, 3, 32, 32), (8, 3, 32, 32), (16, 3
 PROBED = {
     "8.6.0": {
         "IBuilderConfig.progress_monitor",
+        "IPluginRegistry.all_creators",
         "NetworkDefinitionCreationFlag.STRONGLY_TYPED",
         "HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY",
         "ICudaEngine.device_memory_size_v2",

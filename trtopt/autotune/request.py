@@ -47,4 +47,5 @@ class SensitivityRequest:
     precision_override: Sequence[str] = shared.precision_override()
     threads: int | None = shared.threads()
     top: int = option(20, help="Rows of the table to print; 0: all.", least=0)
+    operators: Sequence[str] | str = shared.operators()
     reporter: Reporter = SILENT

@@ -34,7 +34,7 @@ from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, beside, load_manifest, manifest_path, precision_summary
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, named_store
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.proto import fingerprint
+from trtopt.graph.proto import custom_nodes, fingerprint
 
 MEASURED = "by what the samples show"
 
@@ -194,6 +194,7 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
         safety=None if safety is None else safety.describe(),
         scratch=engine.scratch,
         structure=structure(lowered.proto) if plan.spec.strip or plan.spec.refit else None,
+        plugins=_plugins(plan, lowered.proto),
         compute_capabilities=list(engine.targets) or ([device.compute_capability] if device else []),
     )
     with writing_engine(plan.request, manifest, lowered.proto) as partial:
@@ -267,6 +268,16 @@ def copy_entry(plan: BuildPlan, store: Store, entry: Entry) -> Manifest:
         entry.copy(PLAN, partial)
     plan.request.reporter.note(f"{plan.output} is the engine {entry.digest[:12]} of {store}")
     return manifest
+
+
+def _plugins(plan: BuildPlan, graph: onnx.ModelProto) -> list[dict[str, Any]]:
+    """Describe the user's libraries that a graph's plan needs; those of which it isn't known, too."""
+    used = {node.op_type for node in custom_nodes(graph)}
+    return [
+        {"library": item.path.name, "sha256": item.sha256, "creators": names}
+        for item in plan.generation.libraries
+        if (names := sorted({each.name for each in item.creators} & used)) or (used and not item.creators)
+    ]
 
 
 def _tensor(info: TensorInfo) -> dict[str, Any]:

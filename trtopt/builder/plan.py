@@ -16,7 +16,8 @@ from trtopt.builder.samples import real_samples
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
 from trtopt.core.errors import UsageError
-from trtopt.core.files import sha256_json
+from trtopt.core.files import sha256_file, sha256_json
+from trtopt.core.operators import digest, plugins
 from trtopt.core.values import BuildSpec, Profile, TensorInfo, x
 from trtopt.core.version import __version__
 from trtopt.data import Batches
@@ -26,6 +27,7 @@ from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, resolve, stated
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.prepare import prepare
+from trtopt.graph.proto import custom_nodes, operators_in
 from trtopt.linting.refusals import refuse
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
@@ -109,9 +111,17 @@ class BuildPlan:
             "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
             "preprocess": self.preprocessing if self.embedded is None else self.embedded.describe(),
             "trtopt": __version__,
+            **self._custom(),
             **({} if self.samples is None else {"samples": self.samples.describe(), "limit": self.request.min_snr}),
         }
         return cast("dict[str, Any]", json.loads(json.dumps(parts, default=str)))
+
+    def _custom(self) -> dict[str, Any]:
+        """What custom operators depend on, where there are any."""
+        if not custom_nodes(self.model.proto):
+            return {}
+        libraries = [sha256_file(path) for path in plugins()]
+        return {"operators": digest(operators_in(self.model.proto)), "plugins": libraries}
 
     @property
     def key(self) -> str:

@@ -112,7 +112,9 @@ class BuildRequest:
     )
     classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
-    log: str | os.PathLike[str] | None = shared.log()
+    plugins: Sequence[str] | str = shared.plugins(group="Custom operators")
+    operators: Sequence[str] | str = shared.operators()
+    log: str | os.PathLike[str] | None = shared.log(group="Output")
     reporter: Reporter = SILENT
 
 
@@ -133,4 +135,5 @@ class RefitRequest:
     )
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()
+    plugins: Sequence[str] | str = shared.plugins()
     reporter: Reporter = SILENT

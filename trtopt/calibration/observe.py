@@ -19,7 +19,7 @@ from onnx.parser import parse_model
 
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.quality import Probes
-from trtopt.core.errors import CalibrationError, DataError, DeviceError, ModelError
+from trtopt.core.errors import CalibrationError, DataError, DeviceError, ModelError, TrtoptError
 from trtopt.core.host import cores, in_order
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
@@ -114,8 +114,9 @@ class _GraphRunner:
             try:
                 self.session = open_session(proto, outputs=self.computed, purpose="calibration", **options)
             except ModelError as error:
-                what = f"ONNX Runtime can't load the model {proto.graph.name!r}"
-                raise CalibrationError(f"{what}: {error.__cause__}") from error
+                raise CalibrationError(
+                    str(error).replace("load the model", f"load the model {proto.graph.name!r}", 1)
+                ) from error
         self.sets: queue.SimpleQueue[dict[str, Histogram]] = queue.SimpleQueue()
         for _ in range(workers):
             self.sets.put({name: Histogram() for name in tensors})
@@ -125,6 +126,8 @@ class _GraphRunner:
         feed, sample, fresh, copies = run
         try:
             outputs = [] if self.session is None else list(self.session.run(None, feed))
+        except TrtoptError:  # of a reference
+            raise
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
             raise CalibrationError(f"ONNX Runtime can't run the model on {shapes}: {error}") from error

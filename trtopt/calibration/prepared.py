@@ -16,6 +16,7 @@ from trtopt.calibration.quality import check_preprocessing, half_ranges
 from trtopt.calibration.table import Table, choose_all
 from trtopt.core.errors import CalibrationError
 from trtopt.core.files import sha256_json
+from trtopt.core.operators import digest, known
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override, check_overrides
 from trtopt.core.version import __version__
@@ -29,7 +30,7 @@ from trtopt.graph.op_types import CONTROL_FLOW
 from trtopt.graph.passes.placement import Points, find_points, gates_of
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
-from trtopt.graph.proto import STANDARD, fingerprint
+from trtopt.graph.proto import custom_nodes, fingerprint, operators_in
 from trtopt.graph.view import is_constant, is_float, to_ir
 from trtopt.linting.rules import refuse_damaged
 from trtopt.ort.folding import proven
@@ -72,7 +73,9 @@ class Prepared:
         runs = {"onnxruntime": ort_version("calibration")} if engine is None else {"engine": dict(engine)}
         tensors = [*self.tensors, *self.beside]
         graph = {"model": self.fingerprint, "tensors": tensors, "groups": list(map(list, self.groups))}
-        data = {"data": batches.describe(), "preprocess": batches.preparation}
+        data: dict[str, Any] = {"data": batches.describe(), "preprocess": batches.preparation}
+        operators = digest(operators_in(self.proto))
+        data |= {"operators": operators} if operators else {}
         return sha256_json({"trtopt": __version__, **runs, "bins": BINS, **graph, **data})
 
     def table(
@@ -167,7 +170,9 @@ def prepare(
     graph = to_ir(proto)
     found = gates_of(graph)
     points = find_points(graph, overrides=overrides, gates=found if all_tensors else ())
-    foreign = sorted({f"{node.op_type} of {node.domain}" for node in proto.graph.node if node.domain not in STANDARD})
+    foreign = sorted(
+        {f"{node.op_type} of {node.domain}" for node in custom_nodes(proto) if known(node.domain, node.op_type) is None}
+    )
     plugin = f"TensorRT takes {first_of(foreign, 3)} with a plugin alone; `trtopt check` names such parts"
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
@@ -183,8 +188,8 @@ def prepare(
     name = model.path.name if model.path else model.proto.graph.name
     tensors, groups = tuple(points.activations), tuple(map(tuple, points.groups))
     others = floating(graph) if found or all_tensors else ()
-    known = propagate(graph, dict.fromkeys(tensors, 1.0), groups) if others else {}
-    beside = [item for item in others if item not in known]
+    scaled = propagate(graph, dict.fromkeys(tensors, 1.0), groups) if others else {}
+    beside = [item for item in others if item not in scaled]
     return Prepared(proto, tensors, groups, name, folded.fingerprint, tuple(beside))
 
 

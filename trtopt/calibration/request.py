@@ -53,4 +53,5 @@ class CalibrateRequest:
     export_cache: str | os.PathLike[str] | None = shared.written(
         help="Write a cache for TensorRT 8.6 and 10 too.", metavar="OUT.cache", group="Output"
     )
+    operators: Sequence[str] | str = shared.operators(group="Custom operators")
     reporter: Reporter = SILENT

@@ -6,7 +6,6 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from trtopt.core.values import x
 from trtopt.core.version import to_install
 from trtopt.core.words import counted, first_of
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
-from trtopt.engine.request import InspectRequest, PruneStoreRequest, StoreRequest
+from trtopt.engine.request import InspectRequest, PruneStoreRequest, StoreRequest, VersionRequest
 from trtopt.evaluation.request import BenchRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest, InitRequest
 from trtopt.jobs.request import JobsRequest, JobsStateRequest
@@ -357,7 +356,7 @@ def serve(result: Any, values: Options) -> Iterator[str]:
     yield f"tritonserver ended with exit status {result.exit_status}"
 
 
-@command_of(make_dataclass("VersionRequest", ()), "trtopt version --json")
+@command_of(VersionRequest, "trtopt version --json")
 def version(report: Any, values: Options) -> Iterator[str]:
     """Say the versions of trtopt, TensorRT and the libraries."""
     yield f"trtopt {report.trtopt}, Python {report.python}, {report.platform}"
@@ -367,6 +366,11 @@ def version(report: Any, values: Options) -> Iterator[str]:
     for item in report.generations:
         yield f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}"
         yield f"  runs {item['reads']}"
+    for product, creators in (report.plugins or {}).items():
+        yield f"{product} has {len(creators)} plugins"
+        for item in creators:
+            where = f" of {item.namespace}" * bool(item.namespace) + f", from {item.library}" * bool(item.library)
+            yield f"  {item.name} {item.version}{where}: {', '.join(item.fields) or 'no fields'}"
     for name, number in report.libraries.items():
         yield f"{name}: {number or 'not installed'}"
     yield f"C extension: {'built' if report.extension else 'not built: install trtopt where there is a C compiler'}"

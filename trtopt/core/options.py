@@ -29,6 +29,7 @@ from inspect import Signature, signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args
 
+from trtopt.core import operators
 from trtopt.core.errors import UsageError
 from trtopt.core.kept import ENGINE as ENGINE, FILE as FILE, FOLDER as FOLDER, Call, keeping
 from trtopt.core.removed import went
@@ -143,6 +144,7 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
             made_request = fitting(request(*arguments, **keywords))
             for problem in idle(made_request).values():
                 raise UsageError(problem)
+            operators.load(made_request)
             with keeping(call_of(made_request)) if writes else contextlib.nullcontext():
                 return work(made_request)
 

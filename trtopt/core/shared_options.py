@@ -48,6 +48,18 @@ output_kind = partial(
 classes = partial(option, None, help="Class names, one a line; or imagenet.", metavar="FILE", typed=str)
 written = partial(option, None, writes=FILE)
 report = partial(written, help="Write a page on the engine, as trtopt report does.", metavar="F.html")
+plugins = partial(
+    option,
+    (),
+    help="TensorRT plugins, a library or a Python module; repeatable. Also $TRTOPT_PLUGINS.",
+    metavar="LIB.so|M.py",
+)
+operators = partial(
+    option,
+    (),
+    help="What custom operators compute, in Python (docs/custom-operators.md); repeatable.",
+    metavar="OPS.py",
+)
 log = partial(written, help="Write what is said into a file, with TensorRT's own messages (-v: all).", metavar="F.log")
 gpu = partial(option, 0, help="The GPU's number.", least=0)
 store = partial(

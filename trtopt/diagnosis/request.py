@@ -40,6 +40,7 @@ class ProfileRequest:
     device: int = shared.gpu()
     trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
+    plugins: Sequence[str] | str = shared.plugins()
     reporter: Reporter = SILENT
 
 

@@ -20,10 +20,11 @@ from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.engine.manifest import Manifest, load_manifest, read_manifest
 from trtopt.engine.reports import EngineReport, compare
-from trtopt.engine.request import InspectRequest
+from trtopt.engine.request import InspectRequest, VersionRequest
 from trtopt.trt import loaders
 from trtopt.trt.compatibility import runs_on
 from trtopt.trt.plans import check_maker, plan_origin
+from trtopt.trt.plugins import Creator
 
 _LIBRARIES = (
     *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "opencv-python-headless"),
@@ -112,6 +113,7 @@ class VersionReport(Plain):
     """Versions of trtopt and of what it can use here.
 
     Attributes:
+        plugins: TensorRT → those in its registry; None: they weren't asked for.
         extension: its C extension is built; without it calibration counts more slowly and threads share a GPU worse.
     """
 
@@ -122,17 +124,27 @@ class VersionReport(Plain):
     generations: Sequence[Mapping[str, Any]]
     libraries: Mapping[str, str | None]
     extension: bool
+    plugins: Mapping[str, Sequence[Creator]] | None = None
 
 
-def version() -> VersionReport:
-    """Say what is installed: trtopt, the TensorRT generations, the GPU, and the libraries that matter."""
-    gpu = probe()
+@taking(VersionRequest, writes=False)
+def version(request: VersionRequest) -> VersionReport:
+    """Say what is installed: trtopt, the TensorRT generations, the GPU, and the libraries that matter.
+
+    Args:
+        plugins: also what each TensorRT has in its plugin registry, with the user's own of $TRTOPT_PLUGINS.
+
+    Raises:
+        UsageError: such a library can't be loaded.
+    """
+    gpu, found = probe(), loaders()
     return VersionReport(
         trtopt=__version__,
         python=sys.version.split()[0],
         platform=platform.platform(),
         gpu=", ".join(map(str, gpu.devices)) or f"none ({gpu.reason})",
-        generations=[generation.describe() for generation in loaders()],
+        generations=[generation.describe() for generation in found],
+        plugins={str(item): item.creators() for item in found} if request.plugins else None,
         libraries={name: package_version(name) for name in _LIBRARIES},
         extension=native.run is not None,
     )

@@ -47,6 +47,7 @@ from trtopt.core.values import (
     ShapeRange,
     parse_targets,
 )
+from trtopt.core.words import first_of
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.trt.compatibility import PlanOrigin
@@ -156,6 +157,7 @@ _PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
     "calibration": _mapping({"digest": AnyText}, method=Name, samples=Count),
     "comparison": _mapping(why=Name, gpu=Name),
     "output_kinds": dict[Name, Kind],
+    "plugins": list[_mapping(library=Name, sha256=Digest, creators=list[Name])],  # type: ignore[misc]
     "safety": _mapping(base=_Precision, samples=Count, in_fp32=Mapping[Name, Name]),
 }
 
@@ -180,6 +182,7 @@ class Manifest:
         classes: names that the outputs score, in order; output_kinds: output name → what it holds ("classes", …).
         comparison: how fast and accurate the precisions are (`Comparison.describe()`); safety: what samples say of FP16.
         scratch: bytes of GPU memory that a context needs for activations; None: not known.
+        plugins: the user's libraries that the plan needs: name, sha256, and the plugins of it that are used.
         structure: of a plan that takes other weights, what of the graph they must leave as it is.
         plan: sha256 and bytes of the plan file.
         key: what a rebuild compares to know that nothing changed.
@@ -214,6 +217,7 @@ class Manifest:
     safety: Mapping[str, Any] | None = None
     scratch: Count | None = None
     structure: Annotated[Sequence[Name], Meta(min_length=1)] | None = None
+    plugins: Sequence[Mapping[str, Any]] = ()
     format: AnyText = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:
@@ -250,6 +254,23 @@ class Manifest:
                 f"{os.fspath(graph)} has content {fingerprint[:16]}…; the engine was built from {str(self.graph)[:16]}…: build "
                 "it again with `save_onnx=`"
             )
+
+    def check_plugins(self, engine: str | os.PathLike[str], given: Iterable[Path]) -> tuple[Path, ...]:
+        """Return the plugin libraries that the plan needs; EngineMismatch for one that isn't `given`, or is another."""
+        there = {path: sha256_file(path) for path in given} if self.plugins else {}
+        for item in self.plugins:
+            if item["sha256"] in there.values():
+                continue
+            name, digest = item["library"], str(item["sha256"])
+            other = next((path for path in there if path.name == name), None)
+            uses = f"{engine} uses {first_of(item['creators'])} of the plugin library {name} (sha256 {digest[:16]}…)"
+            if other is not None:
+                raise EngineMismatch(
+                    f"{uses}; {other} has {there[other][:16]}…: give the one it was built with, or build it again"
+                )
+            raise EngineMismatch(f"{uses}, which isn't given: `plugins={[name]!r}`, or $TRTOPT_PLUGINS")
+        needed = {item["sha256"] for item in self.plugins}
+        return tuple(path for path, digest in there.items() if digest in needed)
 
     def check_plan(self, engine: str | os.PathLike[str], digest: str | None = None) -> None:
         """Raise EngineMismatch if the plan isn't the one this manifest was written for, by the `digest` of the bytes that are

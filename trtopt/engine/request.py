@@ -24,6 +24,14 @@ class InspectRequest:
 
 
 @dataclass(frozen=True)
+class VersionRequest:
+    """The arguments of `trtopt.version`, which describes them."""
+
+    _: KW_ONLY
+    plugins: bool = option(False, help="List each TensorRT's plugins: name, version, namespace and fields.")
+
+
+@dataclass(frozen=True)
 class StoreRequest:
     """The arguments of `trtopt.list_store`, which describes them."""
 

@@ -33,7 +33,7 @@ from trtopt.evaluation.measures import decibels
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.embed import embedded_in
-from trtopt.graph.proto import inferred_values, refill, whole_copy
+from trtopt.graph.proto import forget_inner_shapes, inferred_values, refill, whole_copy
 from trtopt.ort.sessions import open_session, run_session
 
 SAMPLES = 8
@@ -223,6 +223,6 @@ def _cut(candidate: ModelProto, pairs: Mapping[str, str], kinds: Mapping[str, in
     read = {name for node in candidate.graph.node for name in node.input}
     for name in sorted(read & pairs.keys()):
         model.graph.input.append(helper.make_tensor_value_info(f"{name}{_STAND_IN}", kinds[pairs[name]], None))
-    del model.graph.value_info[:]
+    forget_inner_shapes(model)
     refill(model.graph.output, [helper.make_empty_tensor_value_info(name) for name in pairs])
     return model

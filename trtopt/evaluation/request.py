@@ -54,6 +54,8 @@ class VerifyRequest:
         False,
         help="Compare tensor by tensor too, and say where it breaks; an engine's by building it with these as outputs.",
     )
+    plugins: Sequence[str] | str = shared.plugins()
+    operators: Sequence[str] | str = shared.operators()
     reporter: Reporter = SILENT
 
 
@@ -83,4 +85,6 @@ class BenchRequest:
     device: int = shared.gpu()
     trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
+    plugins: Sequence[str] | str = shared.plugins()
+    operators: Sequence[str] | str = shared.operators()
     reporter: Reporter = SILENT

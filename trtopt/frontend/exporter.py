@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from trtopt.frontend.comparison import ExportComparison, compared
 from trtopt.frontend.failures import at, input_hint, types_hint, why
 from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import Source, opened
+from trtopt.frontend.operators import custom_operator, translation
 from trtopt.frontend.request import ExportRequest
 from trtopt.frontend.rewrites import traceable
 from trtopt.frontend.samples import Subject, samples_for
@@ -301,7 +303,8 @@ def _traced(subject: Subject, names: Sequence[str], opset: int) -> ModelProto:
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
         with traceable(torch, subject.module, subject.text), rewriting, compiler_folder, quiet(), torch.no_grad():
-            program = torch.onnx.export(
+            export_again = functools.partial(
+                torch.onnx.export,
                 subject.module,
                 subject.tensors(subject.batch(size)),
                 input_names=list(asked),
@@ -311,6 +314,7 @@ def _traced(subject: Subject, names: Sequence[str], opset: int) -> ModelProto:
                 dynamo=True,
                 verbose=False,
             )
+            program = _with_custom(torch, export_again)
             rename_values(program.model, {**asked, **given}, f"{INNER}.")
             proto: ModelProto = program.model_proto
     except ModelError:
@@ -320,6 +324,19 @@ def _traced(subject: Subject, names: Sequence[str], opset: int) -> ModelProto:
             f"{subject.text} can't be exported{why(error, subject)} (torch: {essence(error, 1)})"
         ) from error
     return proto
+
+
+def _with_custom(torch: Any, export_again: Callable[..., Any]) -> Any:
+    """Export with a node for each custom operator, which the exporter names one after another."""
+    table = dict[Any, Any]()
+    while True:
+        try:
+            return export_again(custom_translation_table=table)
+        except Exception as error:  # noqa: PERF203  (one more operator each time)
+            found = custom_operator(torch, error)
+            if found is None or found in table:
+                raise
+            table[found] = translation(found)
 
 
 def _lowered(proto: ModelProto, target: int) -> ModelProto:

@@ -11,7 +11,7 @@ from onnx import ModelProto
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.graph.op_types import RANDOM
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import LARGE, Links, all_nodes, refill, skeleton, to_array
+from trtopt.graph.proto import LARGE, Links, all_nodes, forget_inner_shapes, refill, skeleton, to_array
 from trtopt.graph.validity import validate
 from trtopt.graph.view import to_proto
 
@@ -39,7 +39,7 @@ def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> 
     if not result.changes:
         return before
     after = to_proto(result.model)
-    del after.graph.value_info[:]
+    forget_inner_shapes(after)
     refill(after.graph.output, before.graph.output)
     if problem := fault(before, after):
         raise ModelError(f"{what} ({problem}); {instead}")

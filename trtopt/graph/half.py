@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from trtopt.graph.proto import inferred_values, refill, subgraphs, to_array
+from trtopt.graph.proto import forget_inner_shapes, inferred_values, refill, subgraphs, to_array
 
 EXACT = "/exact"  # behind the name of a tensor in a widened model: before it is rounded to its half type
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -123,5 +123,8 @@ def _in_fp32(proto: ModelProto) -> tuple[ModelProto, dict[str, int]] | None:
                 item.i = TensorProto.FLOAT
             elif item.type == onnx.AttributeProto.TENSOR and item.t.data_type in _HALVES:
                 item.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item.t).astype(np.float32), item.t.name))
-    del copy.graph.value_info[:]
+    forget_inner_shapes(copy)
+    for value in copy.graph.value_info:
+        if value.type.tensor_type.elem_type in _HALVES:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
     return copy, types

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from pathlib import Path
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs
 
 from trtopt.core.options import named
 from trtopt.core.values import Issue
@@ -76,6 +76,7 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
     ends = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
     kinds = {name: tensor_info(value).dtype for name, value in inferred_values(proto).items()} | weights
     problems, constants = [*_ends(graphs[0], weights.keys(), kinds, {*types, UNKNOWN})], Links(proto.graph).constants
+    own = {(function.domain, function.name) for function in proto.functions}
     for node in all_nodes(proto.graph):
         read = [(f"reads the constant {name!r} of", name) for name in node.input if name in weights]
         given = [(f"gives {name!r} in", name) for name in node.output if name not in ends]
@@ -89,6 +90,9 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
                 problems.append(Issue(node.name, node.op_type, absent[node.op_type]))
             if text := _misuse(node, constants, kinds):
                 problems.append(Issue(node.name, node.op_type, text))
+        elif defs.has(node.op_type) and (node.domain, node.op_type) not in own:
+            text = f"is {node.domain}'s, and TensorRT's parser, which looks at the name alone, takes it for ONNX's own operator"
+            problems.append(Issue(node.name, node.op_type, f"{text}: give the operator another name"))
     return tuple(dict.fromkeys(problems))
 
 
@@ -147,7 +151,10 @@ def instead(
     gpu = "TensorRT itself, on a GPU (`backend='tensorrt'`), has {} as a plugin, if that version does; TensorRT-RTX has none"
     ways += map(gpu.format, plugins)
     if any(domain != "." and not domain.startswith(("ai.onnx.", "com.microsoft.")) for domain in domains) and not ways:
-        ways.append("trtopt loads no plugins: write it with ONNX's own operators, or run that part outside the engine")
+        ways.append(
+            "name the library that has it, `plugins=['LIB.so']`, and what computes it elsewhere, `operators=['OPS.py']` "
+            "(docs/custom-operators.md); or write it with ONNX's own operators"
+        )
     if path is not None and own <= _SIZED and (decide := how_to_decide(model, own)):
         return with_file(decide, path)
     if own <= {"Dropout", "BatchNormalization", *QDQ} and own and ways:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import sys
@@ -25,6 +26,7 @@ from onnx import (
 )
 from onnx.defs import SchemaError, get_schema
 
+from trtopt.core.operators import Operator, known
 from trtopt.core.values import TensorInfo
 from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
@@ -32,6 +34,7 @@ UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
 PLUGIN_DOMAIN = "trt.plugins"  # of operators in ONNX's name that it hasn't; PyTorch-TensorRT calls plugins so
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
+_FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 PROPAGATED = 1 << 20  # numbers in inputs of one dimension: ONNX propagates them at some 70 bytes for each, in each node
 
 
@@ -126,7 +129,82 @@ def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
             del node.input[1:], node.attribute[:]
     shapes = (value.type.tensor_type.shape.dim for value in light.graph.input)
     short = sum(dims[0].dim_value for dims in shapes if len(dims) == 1) <= PROPAGATED
-    return onnx.shape_inference.infer_shapes(light, strict, strict, short and not light.functions)
+    infer = functools.partial(
+        onnx.shape_inference.infer_shapes,
+        check_type=strict,
+        strict_mode=strict,
+        data_prop=short and not light.functions,
+    )
+    inferred = infer(light)
+    for _ in custom_nodes(proto):  # each may read what another gives
+        if not _declare_custom(inferred):
+            break
+        inferred = infer(inferred)
+    return inferred
+
+
+def custom_nodes(proto: ModelProto) -> list[NodeProto]:
+    """Return the main graph's nodes whose operator is neither ONNX's nor a function of the model's own."""
+    own = {(function.domain, function.name) for function in proto.functions}
+    return [node for node in proto.graph.node if node.domain not in STANDARD and (node.domain, node.op_type) not in own]
+
+
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    """Return a node's attributes as a reference takes them: texts as str, tensors as arrays."""
+    found = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    return {
+        name: value.decode()
+        if isinstance(value, bytes)
+        else to_array(value)
+        if isinstance(value, TensorProto)
+        else value
+        for name, value in found.items()
+    }
+
+
+def operators_in(proto: ModelProto) -> list[Operator]:
+    """Return what is known of the model's custom operators."""
+    found = (known(node.domain, node.op_type) for node in custom_nodes(proto))
+    return [item for item in found if item is not None]
+
+
+def _declare_custom(proto: ModelProto) -> bool:
+    """Declare what custom operators give, as far as is known of them; tell whether something new was."""
+    graph, declared = proto.graph, False
+    values = {value.name: value for value in (*graph.input, *graph.value_info, *graph.output)}
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    for node in custom_nodes(proto):
+        operator = known(node.domain, node.op_type)
+        inputs = [_seen(values.get(name), held.get(name)) for name in node.input]
+        if operator is None or not inputs:
+            continue
+        given = [shape for _, shape in inputs if shape is not None]
+        shapes = operator.shapes_of(given, attributes_of(node)) if len(given) == len(inputs) else ()
+        floating = next((kind for kind, _ in inputs if kind in _FLOATING), 0)
+        for slot, name in enumerate(node.output):
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(operator.outputs[slot])) if operator.outputs else floating
+            shape = shapes[slot] if slot < len(shapes) else None
+            old_kind, old_shape = _seen(values.get(name), None)
+            if kind and (not old_kind or (old_shape is None and shape is not None)):
+                declared = True
+                info = helper.make_tensor_value_info(name, old_kind or kind, old_shape if shape is None else shape)
+                if name in values:
+                    values[name].CopyFrom(info)
+                else:
+                    values[name] = graph.value_info.add()
+                    values[name].CopyFrom(info)
+    return declared
+
+
+def _seen(value: ValueInfoProto | None, held: TensorProto | None) -> tuple[int, tuple[int | str, ...] | None]:
+    """Return a tensor's type (0: not known) and shape (None: not known)."""
+    if held is not None:
+        return held.data_type, tuple(held.dims)
+    if value is None or not value.type.HasField("tensor_type"):
+        return 0, None
+    tensor = value.type.tensor_type
+    sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim)
+    return tensor.elem_type, tuple(sizes) if tensor.HasField("shape") else None
 
 
 def inferred_values(proto: ModelProto) -> dict[str, ValueInfoProto]:
@@ -243,9 +321,11 @@ def forget_placeholders(proto: ModelProto) -> None:
 
 
 def forget_inner_shapes(proto: ModelProto) -> None:
-    """Take away what the file says of the values between its inputs and outputs."""
+    """Take away what the file says of the values between its inputs and outputs, which ONNX's inference finds out; of what
+    custom operators give, it can't."""
+    kept = {name for node in custom_nodes(proto) for name in node.output}
     for graph in all_graphs(proto.graph):
-        del graph.value_info[:]
+        refill(graph.value_info, [value for value in graph.value_info if value.name in kept])
 
 
 def forget_output_shapes(proto: ModelProto) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
+from trtopt.core.operators import known
 from trtopt.core.words import first_of
 from trtopt.graph.lazy_weights import is_lazy
 from trtopt.graph.proto import STANDARD, infer_shapes, schema_of, tensor_chunks, to_array, unique
@@ -116,8 +117,24 @@ def _slots(domain: str, op: str, opset: int, inputs: int, outputs: int) -> Slots
 
 
 def slots(node: ir.Node, opset: int) -> Slots | None:
-    """Return what the schema of its operator says at that version of its domain; None: ONNX has no such operator."""
-    return _slots(node.domain, node.op_type, opset, len(node.inputs), len(node.outputs))
+    """Return what the schema of its operator says at that version of its domain, or what is known of a custom one; None:
+    nothing is."""
+    found = _slots(node.domain, node.op_type, opset, len(node.inputs), len(node.outputs))
+    if found is None and node.domain not in STANDARD and (custom := known(node.domain, node.op_type)) is not None:
+        inputs = (_FIXED if slot in custom.fp32_inputs else _kind(value) for slot, value in enumerate(node.inputs))
+        allowed = frozenset(f"tensor({_ONNX_NAMES[item]})" for item in custom.types)
+        return Slots(tuple(inputs), tuple(map(_kind, node.outputs)), {_FREE: allowed})
+    return found
+
+
+_FREE, _FIXED = "T", "tensor(float)"  # types of a custom operator's slots
+_ONNX_NAMES = {"fp32": "float", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def _kind(value: ir.Value | None) -> str:
+    """Return which of them a tensor is of: floats may change, all together; others are what they are."""
+    dtype = None if value is None else value.dtype
+    return _FREE if dtype is None or dtype in FLOAT_TYPES else f"tensor({dtype.name.lower()})"
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

@@ -42,4 +42,6 @@ class CheckRequest:
     preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
     limit: int | None = shared.limit()
     nodes: bool = option(False, help="List the nodes and what --int8 makes of each, by the names of overrides.")
+    plugins: Sequence[str] | str = shared.plugins()
+    operators: Sequence[str] | str = shared.operators()
     reporter: Reporter = SILENT

@@ -16,6 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.documents import Plain
 from trtopt.core.errors import InvalidModel
+from trtopt.core.operators import known
 from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, x
 from trtopt.core.words import first_of
@@ -188,8 +189,13 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
     custom = [node for node in graph.nodes if node.domain not in STANDARD]
     for domain, op in dict.fromkeys((node.domain, node.op_type) for node in custom):
         nodes = [node for node in custom if (node.domain, node.op_type) == (domain, op)]
+        reference = known(domain, op)
         text = f"{op} of {domain} isn't a standard operator: TensorRT needs a plugin"
-        yield from _several(nodes, "warning", "custom-operator", text, "export without it, or provide the plugin")
+        text += "; its reference is known" if reference else ", and calibrating and comparing its reference"
+        hint = (
+            "name them, `plugins=['LIB.so']`, `operators=['OPS.py']` (docs/custom-operators.md), or export without it"
+        )
+        yield from _several(nodes, "info" if reference else "warning", "custom-operator", text, hint)
     for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress"):
         text = "the shape of its result depends on values, not on shapes"
         hint = "move it outside the engine where you can; TensorRT-RTX has no runner for it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,20 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
-from trtopt.core.errors import ModelError, require
+from trtopt.core.errors import ModelError, TrtoptError, require
 from trtopt.core.files import whole, write_bytes
 from trtopt.core.host import cores
 from trtopt.core.library_output import quiet
+from trtopt.core.operators import any_known
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.opset import at_opset
-from trtopt.graph.proto import Links, attribute, opset_version, refill, whole_copy
+from trtopt.graph.proto import Links, attribute, operators_in, opset_version, refill, whole_copy
+from trtopt.ort.references import WITHOUT, SplitSession
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
 # Bytes: the weights of larger models reach ONNX Runtime in a file, which it maps: no copies, loaded sooner.
 INLINE = 8 << 20
 BLOCK = 16  # channels that convolutions work on together, or half as many; fewer are filled up with zeros
 _NEWEST_IR = re.compile(r"max supported IR version: (\d+)")
+_UNREGISTERED = re.compile(r"([\w.]+):(\w+)\(-?\d+\) is not a registered function/op")
 _NEWEST_OPSET = re.compile(r"support for domain ai\.onnx is till opset (\d+)")
 
 
@@ -72,6 +76,11 @@ def open_session(
         MissingDependency: ONNX Runtime isn't installed.
         ModelError: it can't load the model; its message is quoted.
     """
+    if (split := _custom(model)) is not None:
+        again = functools.partial(
+            open_session, threads=threads, optimize=optimize, memory_pattern=memory_pattern, gpu=gpu, tf32=tf32
+        )
+        return SplitSession(split, outputs, lambda part, given: again(part, outputs=given, purpose=purpose))
     ort = require("onnxruntime", "ort", purpose)
     if not isinstance(model, ModelProto) and os.fsencode(model) != os.fspath(model).encode(errors="replace"):
         raise ModelError(f"ONNX Runtime opens files whose names are UTF-8, which {os.fspath(model)!r} isn't: rename it")
@@ -95,6 +104,16 @@ def open_session(
                 return ort.InferenceSession(file, options, providers=providers)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 model = _older(model, error)
+
+
+def _custom(model: ModelProto | str | os.PathLike[str]) -> ModelProto | None:
+    """Return a model that has custom operators which something is known of."""
+    if not any_known():
+        return None
+    light = model if isinstance(model, ModelProto) else _parsed(os.fspath(model))
+    if not operators_in(light):
+        return None
+    return whole_copy(light if isinstance(model, ModelProto) else load_model(model).proto)
 
 
 def _on_gpu(stack: contextlib.ExitStack, ort: Any, tf32: bool) -> list[Any]:
@@ -164,7 +183,9 @@ def _older(model: ModelProto | str | os.PathLike[str], error: Exception) -> Mode
     proto = model if isinstance(model, ModelProto) else load_model(model).proto if newest else ModelProto()
     if newest is None or (opset_version(proto) if opset else proto.ir_version) <= int(newest[1]):
         twice = ": trtopt check MODEL --fix OUT.onnx gives each a name of its own" * ("same node name" in str(error))
-        raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}") from error
+        custom = _UNREGISTERED.search(str(error))
+        absent = f"; {WITHOUT.format(f'{custom[1]}::{custom[2]}')}" if custom else ""
+        raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}{absent}") from error
     if opset:
         try:
             return at_opset(proto, int(newest[1]))
@@ -190,6 +211,8 @@ def run_session(session: Any, outputs: Sequence[str] | None, feed: Mapping[str, 
     names = [item.name for item in session.get_outputs()] if outputs is None else outputs
     try:
         return dict(zip(names, session.run(names, as_taken(session, feed))))
+    except TrtoptError:  # of a reference
+        raise
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
 
@@ -233,5 +256,7 @@ class OnnxSession:
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         try:
             return dict(zip(self.outputs, self._session.run(None, dict(inputs))))
+        except TrtoptError:  # of a reference
+            raise
         except Exception as error:
             raise ModelError(f"ONNX Runtime can't run the model: {error}") from error

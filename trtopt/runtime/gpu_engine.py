@@ -9,6 +9,7 @@ from typing import Any
 
 from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, whole, write_bytes
+from trtopt.core.operators import plugins
 from trtopt.cuda.device import Device, DeviceInfo, probe
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Signature, signature
@@ -81,6 +82,7 @@ def _check_plan(engine: Path, plan: bytes, manifest: Manifest, loader: Loader, o
         raise EngineMismatch(f"{made}: {why}")
     if manifest.origin.carries and not options.trust_host_code:
         raise host_code_refused(engine.name)
+    manifest.check_plugins(engine, plugins())
     manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
     if manifest.spec.get("strip") and options.weights is None:
         raise UsageError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from trtopt.core import shared_options as shared
 from trtopt.core.errors import UsageError
+from trtopt.core.operators import load
 from trtopt.core.options import FOLDER, about, fitting, option
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import choice, parse_size
@@ -45,13 +46,15 @@ class RunRequest:
     device: int = shared.gpu()
     trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
+    plugins: Sequence[str] | str = shared.plugins()
+    operators: Sequence[str] | str = shared.operators()
     reporter: Reporter = SILENT
 
 
 def opening_options(request: Any) -> dict[str, Any]:
     """Return what of a request `Session` opens the engine with."""
-    names = ("device", "backend", "trust", "trust_host_code")
-    return {name: getattr(request, name) for name in names}
+    names = ("device", "backend", "trust", "trust_host_code", "plugins", "operators")
+    return {name: getattr(request, name) for name in names if hasattr(request, name)}
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,13 @@ class OpeningOptions:
     weights: str | os.PathLike[str] | None
     calib: str | os.PathLike[str] | None
     threads: int | None
+    plugins: Sequence[str] | str = ()
+    operators: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:
         choice(self.backend, BACKENDS, "`backend=`")
         fitting(self)
+        load(self)
         if self.threads is not None and (self.backend != "onnxruntime" or self.threads < 1):
             raise UsageError(
                 f"threads is {self.threads!r}; a number of at least 1 is needed, with backend='onnxruntime'"

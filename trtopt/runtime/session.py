@@ -60,6 +60,8 @@ class Session(OpenEngine, AbstractContextManager["Session"]):
         weights: an ONNX model whose weights the plan takes in place of its own, as `trtopt.refit` does it.
         calib: the calibration table of an INT8 or FP8 engine, for `weights`.
         threads: CPU threads of a call with backend "onnxruntime"; None: one per core.
+        plugins: libraries with the TensorRT plugins that the engine needs, as its manifest says; also $TRTOPT_PLUGINS.
+        operators: Python files with references of custom operators, for backend "onnxruntime".
 
     Closing it, by `close` or `with`, frees everything and keeps what TensorRT-RTX compiled for the next process. It isn't
     pickled, and doesn't work in a fork of the process that opened it. It has `engine`, `backend`, `manifest`, `inputs` and
@@ -86,9 +88,26 @@ class Session(OpenEngine, AbstractContextManager["Session"]):
         weights: str | os.PathLike[str] | None = None,
         calib: str | os.PathLike[str] | None = None,
         threads: int | None = None,
+        plugins: Sequence[str] | str = (),
+        operators: Sequence[str] | str = (),
     ) -> None:
         options = OpeningOptions(
-            device, devices, backend, contexts, queue, graphs, memory, trust, trust_host_code, weights, calib, threads
+            *(
+                device,
+                devices,
+                backend,
+                contexts,
+                queue,
+                graphs,
+                memory,
+                trust,
+                trust_host_code,
+                weights,
+                calib,
+                threads,
+            ),
+            plugins=plugins,
+            operators=operators,
         )
         self._open(engine, options)
         self._queue, self._places = queue, threading.BoundedSemaphore(queue)

@@ -13,6 +13,7 @@ from pathlib import Path
 from trtopt.core.documents import Plain
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import existing_file, made_folder, opened_regular, sha256_file, whole, write_bytes
+from trtopt.core.operators import plugins
 from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
@@ -77,7 +78,7 @@ def deploy_triton(request: DeployRequest) -> Deployment:
             any plan, TensorRT-RTX's too, on a server whose Python has trtopt.
         runtime: what runs it in the Python backend, as `Session(backend=…)`.
         instances, max_delay: copies on each GPU, and how long a request waits for others: "2ms", "500us", or seconds.
-        trust_host_code: as for `Session`.
+        trust_host_code, plugins, operators: as for `Session`; the files are copied.
         overwrite: replace a configuration that is there and says something else.
 
     Raises:
@@ -126,6 +127,7 @@ class _Model:
         self.manifest: Manifest = manifest
         self.files: dict[str, Path] = {}  # of the version's folder
         self.beside: dict[str, bytes] = {}  # of the model's
+        self.libraries: tuple[Path, ...] = ()
 
     def prepare(self, delay: float) -> None:
         request = self.request
@@ -137,6 +139,8 @@ class _Model:
                 )
             existing_file(self.engine.parent / self.manifest.graph_file, "the graph kept at the build", WITHOUT_GRAPH)
         self.manifest.check_plan(self.engine)
+        on_cpu = request.runtime == "onnxruntime"
+        self.libraries = () if on_cpu else self.manifest.check_plugins(self.engine, plugins())
         interface = read_interface(self.engine, self.manifest, request.runtime)
         batching = find_batching(interface)
         labelled = self._labels(interface)
@@ -179,7 +183,12 @@ class _Model:
                 "the plan is version-compatible and carries a library for the host: tritonserver, of later versions too, reads "
                 "it only where its TensorRT backend is configured with version-compatible=true"
             )
-        self.files = {"model.plan": self.engine}
+        if self.libraries:
+            self.notes.append(
+                "its plugins lie beside the plan: trtopt serve gives them to tritonserver, which takes them by "
+                "--backend-config=tensorrt,plugins=LIB.so"
+            )
+        self.files = {"model.plan": self.engine, **{path.name: path for path in self.libraries}}
         return {}
 
     def _as_session(self) -> dict[str, str]:
@@ -194,6 +203,8 @@ class _Model:
 
             for place, file in external_files(graph).items():
                 self.files[(Path(name).parent / place).as_posix()] = file
+        operators = [Path(item) for item in self.request.operators]
+        self.files |= {path.name: path for path in (*self.libraries, *operators)}
         for name in (self.name, *self.files):  # its Python decodes paths as ASCII, whatever the locale
             if not name.isascii():
                 raise UsageError(
@@ -201,6 +212,8 @@ class _Model:
                 )
         self.files["model.py"] = _MODEL
         parameters = {"engine": self.engine.name, "runtime": self.request.runtime}
+        given = {"plugins": self.libraries, "operators": operators}
+        parameters |= {what: os.pathsep.join(path.name for path in paths) for what, paths in given.items() if paths}
         return parameters | ({"trust_host_code": "true"} if self.request.trust_host_code else {})
 
     # Writing --------------------------------------------------------------------------------------------------------

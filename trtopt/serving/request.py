@@ -32,6 +32,8 @@ class DeployRequest:
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.")
     trust_host_code: bool = shared.trust_host_code()
     overwrite: bool = option(False, help="Replace a configuration that says something else.")
+    plugins: Sequence[str] | str = shared.plugins()
+    operators: Sequence[str] | str = shared.operators(beside="`runtime='onnxruntime'`")
     reporter: Reporter = SILENT
 
 

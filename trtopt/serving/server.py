@@ -132,6 +132,8 @@ def _started(executable: Path, repo: Path, addresses: Sequence[str]) -> subproce
     command = [str(executable), f"--model-repository={repo.resolve()}"]
     for name, (host, _, port) in zip(_PORTS, (address.rpartition(":") for address in addresses)):
         command += [f"--{name}-address={host.strip('[]')}", f"--{name}-port={port}"]
+    if libraries := sorted(path for plan in repo.glob("*/*/model.plan") for path in plan.resolve().parent.glob("*.so")):
+        command.append(f"--backend-config=tensorrt,plugins={';'.join(map(str, libraries))}")
     if (backends := executable.parent.parent / "backends").is_dir():
         command.append(f"--backend-directory={backends}")
     if not Path("/dev/nvidiactl").exists():

@@ -34,8 +34,14 @@ class TritonPythonModel:
         parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
         instances: int = sum(group["count"] for group in config["instance_group"])
         cores = max(1, len(os.sched_getaffinity(0)) // instances)  # of each, which run side by side
+        folder = Path(__file__).parent
+        files: dict[str, Any] = {
+            what: [str(folder / name) for name in parameters.get(what, "").split(os.pathsep) if name]
+            for what in ("plugins", "operators")
+        }
         self._session = trtopt.Session(
-            Path(__file__).parent / parameters["engine"],
+            folder / parameters["engine"],
+            **files,
             backend=parameters["runtime"],
             device=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else 0,
             trust_host_code=parameters.get("trust_host_code") == "true",

@@ -29,7 +29,7 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import SETTINGS, BuildSpec, Issue
 from trtopt.core.version import to_install
 from trtopt.cuda.device import DeviceInfo, current_gpu
-from trtopt.trt import lean_library, parsing, timing_cache, watch, weak
+from trtopt.trt import lean_library, parsing, plugins, timing_cache, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.loader import Loader
@@ -160,7 +160,11 @@ class Generation(Loader):
         """All in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all. DeviceError
         where the parser needs a GPU and there is none."""
         light = parsing.light_model(model)
+        from trtopt.graph.proto import custom_nodes
+
         ours = self.limits(light)
+        if custom_nodes(light):
+            ours += tuple(plugins.problems(light, self.creators()))
         with self._parser() as (objects, _):
             theirs = parsing.ask_support(objects.parser, model, parsing.graph_nodes(light))
         if theirs and all(issue.reason == parsing.UNEXPLAINED for issue in theirs):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from trtopt.core import operators
 from trtopt.core.errors import BackendError, DeviceError, EngineError, EngineMismatch
 from trtopt.cuda.device import Probe, probe
-from trtopt.trt import compatibility, plans
+from trtopt.trt import compatibility, plans, plugins
 from trtopt.trt.compatibility import PlanOrigin, numbers
 from trtopt.trt.facts import GENERATIONS
 from trtopt.trt.messages import Collector, Messages, translate
 from trtopt.trt.plans import LoadedEngine, RuntimeSettings
+from trtopt.trt.plugins import Creator, Library
 
 
 class Loader:
@@ -23,6 +25,7 @@ class Loader:
         product: whose plans it loads: "TensorRT" or "TensorRT-RTX".
         version: as the module says it.
         lean: it is TensorRT's lean runtime, which builds nothing.
+        libraries: the user's plugins that were loaded.
     """
 
     product: ClassVar[str] = "TensorRT"
@@ -37,6 +40,7 @@ class Loader:
             if owner := getattr(module, kind, None):  # lean runtimes have fewer classes
                 setattr(owner, name, getattr(owner, new))
         self._collector = Collector(module)
+        self.libraries: tuple[Library, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.product}{' lean' if self.lean else ''} {self.version}"
@@ -122,9 +126,21 @@ class Loader:
         raise translate(messages.errors, f"{name} can't be loaded", EngineError)
 
     def _register_plugins(self) -> None:
-        """Fill the registry: 8.6 and 10 have some ONNX operators as plugins, which plans name, too."""
-        if not self.lean and hasattr(self.module, "init_libnvinfer_plugins"):
+        """Fill the registry: 8.6 and 10 have some ONNX operators as plugins, which plans name, too; and the user's own."""
+        if self.lean:
+            return
+        if hasattr(self.module, "init_libnvinfer_plugins"):
             self.module.init_libnvinfer_plugins(self._collector.logger, "")
+        self.libraries = plugins.load(self.module, operators.plugins(), str(self))
+
+    def creators(self) -> tuple[Creator, ...]:
+        """Return every plugin that it can make; UsageError as `plugins.load`."""
+        if self.lean or not hasattr(self.module, "get_plugin_registry"):
+            return ()
+        with self._collector.collecting():
+            self._register_plugins()
+            own = {item.key: item for library in self.libraries for item in library.creators}
+            return tuple(own.get(item.key, item) for item in plugins.registered(self.module))
 
     def _runtime_settings(
         self, engine: Any, runtime: Any, runtime_cache: bytes | None, capture: bool

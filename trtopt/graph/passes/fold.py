@@ -393,7 +393,8 @@ def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
     initializers = {tensor.name for tensor in original.graph.initializer}
     refill(graph.input, [value for value in original.graph.input if value.name not in initializers])
     refill(graph.output, original.graph.output)
-    del graph.value_info[:], graph.metadata_props[:]
+    forget_inner_shapes(proto)
+    del graph.metadata_props[:]
     graph.initializer.sort(key=lambda item: item.name)  # in place: a message's memory grows with what is put in anew
     for item in (*graph.initializer, *all_nodes(graph)):
         item.ClearField("metadata_props")  # the exporter's stack traces: paths of one machine

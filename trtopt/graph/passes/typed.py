@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.core.operators import known
 from trtopt.core.values import Kept, Override, Precision, overriding
 from trtopt.graph.op_types import CONTROL_FLOW, MULTIPLYING, QDQ, RECURRENT, RESHAPING
 from trtopt.graph.passes.casts import IR_TYPES, PINNED_SLOTS, Typing, is_fp32, scale_and_shift
@@ -159,7 +160,7 @@ def _kept(
             continue
         elif own is not None and node.op_type not in QDQ:
             keep(node, f"FP32 in the model, which is {str(own).upper()} already: its types are its author's")
-        elif typed and (reason := _untyped(node, base, model.opset_imports)):
+        elif (typed or node.domain not in STANDARD) and (reason := _untyped(node, base, model.opset_imports)):
             keep(node, reason)
         elif node in from_shape:
             keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
@@ -213,8 +214,11 @@ def _feeding(node: ir.Node) -> Iterator[ir.Node]:
 def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
     """Return why the node's FP32 results can't be of type `base`, or an empty string."""
     types = slots(node, opsets.get(node.domain, 1))
-    if types is None or node.domain not in STANDARD:
+    custom = known(node.domain, node.op_type) if node.domain not in STANDARD else None
+    if types is None or (node.domain not in STANDARD and custom is None):
         return f"{node.op_type} of {node.domain} isn't one of ONNX's own operators: which types it takes isn't known"
+    if custom is not None and str(base) not in custom.types:
+        return f"the operator {custom.name} takes {', '.join(custom.types)}"
     if any(value is not None and not isinstance(value.type, (ir.TensorType, type(None))) for value in node.inputs):
         return "works on sequences, which TensorRT hasn't"
     unknown = [value.name for value in node.inputs if value is not None and value.dtype is None]

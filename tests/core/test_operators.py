@@ -1,0 +1,100 @@
+"""Custom operators: what is registered, from which files, and what those may do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from custom import OPERATORS
+from graphs import values
+
+from trtopt.core import operators
+from trtopt.core.errors import UsageError
+from trtopt.core.operators import any_known, digest, known, load, load_reference, operator, plugins
+
+pytestmark = pytest.mark.usefixtures("no_operators")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "ops.py"
+    path.write_text(OPERATORS)
+    return path
+
+
+def test_a_file_registers_the_operators_of_a_request(file: Path) -> None:
+    before, modules = list(sys.path), set(sys.modules)
+    load(SimpleNamespace(operators=str(file)))
+    found = known("acme", "Swishy")
+    assert found is not None and known("other", "Swishy") is None
+    x = values(2, 3)
+    (result,) = found([x, np.float32(2)], {"scale": 3.0, "plugin_version": "1"})
+    assert np.allclose(result, 3 * x / (1 + np.exp(-2 * x)))
+    assert found.shapes_of([("n", 3), ()], {"scale": 3.0}) == (("n", 3),)
+    assert sys.path == before and len(set(sys.modules) - modules) <= 1
+
+
+def test_a_name_without_a_domain_is_known_in_any() -> None:
+    operator("Twice")(lambda x: 2 * x)
+    assert any_known() and known("a", "Twice") is known("b", "Twice") is not None
+    for name in ("::Twice", "a::", ""):
+        with pytest.raises(UsageError, match="domain::Operator"):
+            operator(name)
+    with pytest.raises(UsageError, match="'int8'; allowed: fp32, fp16, bf16"):
+        operator("Twice", types=("int8",))
+
+
+def test_a_changed_file_is_loaded_again_and_has_another_digest(file: Path) -> None:
+    load_reference(file)
+    first = known("acme", "Swishy")
+    load_reference(file)
+    assert known("acme", "Swishy") is first and first is not None
+    file.write_text(OPERATORS.replace("scale * x", "2 * scale * x"))
+    load_reference(file)
+    second = known("acme", "Swishy")
+    assert second is not None and digest([second]) != digest([first]) and digest([]) == ""
+
+
+def test_faults_of_the_users_own_code_are_told_with_their_place(file: Path) -> None:
+    file.write_text("import nowhere_to_be_found\n")
+    for _ in range(2):  # not taken for loaded
+        with pytest.raises(UsageError, match=r"ops.py can't be imported: ModuleNotFoundError.*line 1"):
+            load_reference(file)
+    file.write_text("raise SystemExit(3)")
+    with pytest.raises(UsageError, match="SystemExit"):
+        load_reference(file)
+    with pytest.raises(UsageError, match="doesn't exist"):
+        load_reference(file.parent / "absent.py")
+    with pytest.raises(UsageError, match=r"has to end in \.py"):
+        load_reference(Path(__file__).parents[2] / "pyproject.toml")
+
+    @operator("Broken", shapes=lambda x: [(x[0] // 2,)])
+    def broken(x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        raise ValueError("not this one")
+
+    found = known("", "Broken")
+    assert found is not None
+    with pytest.raises(
+        UsageError, match=r"the reference of Broken failed on \(2, 3\): ValueError: not this one \(.*line"
+    ):
+        found([values(2, 3)], {})
+    with pytest.raises(UsageError, match=r"Broken failed on \('n',\): TypeError"):
+        found.shapes_of([("n",)], {})
+
+
+def test_plugins_are_those_that_the_user_named_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (tmp_path / name for name in ("a.so", "b.so"))
+    for path in (first, second):
+        path.write_bytes(b"")
+    monkeypatch.setenv(operators.PLUGINS, str(second))
+    load(SimpleNamespace(plugins=[str(first)]))
+    assert plugins() == (second.resolve(), first.resolve())
+    load(SimpleNamespace(plugins=True))  # a switch of that name
+    with pytest.raises(UsageError, match=r"plugin .*c.so doesn't exist"):
+        load(SimpleNamespace(plugins=str(tmp_path / "c.so")))
+    monkeypatch.setenv(operators.PLUGINS, str(tmp_path / "d.so"))
+    with pytest.raises(UsageError, match="TRTOPT_PLUGINS"):
+        plugins()

@@ -1,0 +1,256 @@
+"""Custom operators: what trtopt is told of operators that ONNX hasn't, and the user's own files that tell it.
+
+A reference is a Python function that computes what the operator does; ONNX Runtime runs the rest of the graph. A plugin is
+TensorRT's implementation, in a library or a Python module. Both are code: only files that the user names are loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import marshal
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtopt.core.errors import UsageError
+from trtopt.core.files import existing_file, sha256_file
+from trtopt.core.foreign import essence, place
+from trtopt.core.library_output import importing
+
+PLUGINS = "TRTOPT_PLUGINS"  # variable of the environment: libraries and modules, as PATH has folders
+PARSERS = ("plugin_version", "plugin_namespace")  # attributes that TensorRT's parser reads, and the operator doesn't
+TYPES = ("fp32", "fp16", "bf16")
+Shape = tuple["int | str", ...]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A custom operator. The fields are those of `operator`.
+
+    Attributes:
+        source: SHA-256 of what its reference is made of.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    shapes: Callable[..., Sequence[Shape]] | None = None
+    outputs: tuple[str, ...] = ()
+    types: tuple[str, ...] = ("fp32",)
+    fp32_inputs: tuple[int, ...] = ()
+    source: str = ""
+
+    def __call__(self, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the results for inputs (None where one is left out). UsageError where the reference fails."""
+        given = {name: value for name, value in attributes.items() if name not in PARSERS}
+        with self._told(arrays):
+            results = self.reference(*arrays, **given)
+            return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+    def shapes_of(self, shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> tuple[Shape, ...]:
+        """Return the results' shapes for those of the inputs. UsageError where the rule fails."""
+        given = {name: value for name, value in attributes.items() if name not in PARSERS}
+        if self.shapes is None:
+            return ()
+        with self._told(shapes):
+            return tuple(map(tuple, self.shapes(*shapes, **given)))
+
+    @contextlib.contextmanager
+    def _told(self, inputs: Sequence[Any]) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the user's own function may raise anything
+            where = f" ({location})" if (location := place(error)) else ""
+            sizes = ", ".join(str(getattr(item, "shape", item)) for item in inputs)
+            what = f"the reference of {self.name} failed on {sizes}"
+            raise UsageError(f"{what}: {type(error).__name__}: {essence(error)}{where}") from error
+
+
+_PRIMES = (1009, 2003, 1013, 2011, 1019, 2017, 1021, 2027, 1031, 2029, 1033, 2039, 1039, 2053, 1049, 2063)  # of sizes
+_lock = threading.RLock()
+_operators: dict[tuple[str, str], Operator] = {}
+_references: dict[Path, str] = {}  # file → its SHA-256 when it was loaded
+_plugins: dict[Path, None] = {}
+
+
+def operator(
+    name: str,
+    *,
+    shapes: Callable[..., Sequence[Shape]] | None = None,
+    outputs: Iterable[str] = (),
+    types: Iterable[str] = ("fp32",),
+    fp32_inputs: Iterable[int] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the reference of a custom operator, for this process.
+
+    It takes the inputs as NumPy arrays (None: left out) and the attributes as keywords, and gives one array or a tuple.
+
+        @trtopt.operator("my.ops::Swish", shapes=lambda x, beta: [x])
+        def swish(x, beta, *, scale=1.0):
+            return scale * x / (1 + np.exp(-beta * x))
+
+    Args:
+        name: "domain::Operator", as the model has it, or "Operator" alone: of any domain.
+        shapes: the results' shapes for the inputs' (sizes are numbers, or texts where they are open) and the attributes; not
+            needed where the model says them.
+        outputs: NumPy's names of the results' types; default: that of the first floating input.
+        types: what its plugin takes and gives, all floats together, of "fp32", "fp16" and "bf16"; the rest of the graph is
+            converted in front of it and behind.
+        fp32_inputs: numbers of the inputs that stay in FP32.
+
+    Raises:
+        UsageError: the name or a type can't be right.
+    """
+    key, known_types = _key(name), tuple(types)
+    if wrong := next((item for item in known_types if item not in TYPES), ""):
+        raise UsageError(f"the operator {name!r} has the type {wrong!r}; allowed: {', '.join(TYPES)}")
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        found = Operator(
+            name, function, shapes, tuple(outputs), known_types, tuple(fp32_inputs), _source(function, shapes)
+        )
+        with _lock:
+            _operators[key] = found
+        return function
+
+    return register
+
+
+def known(domain: str, op: str) -> Operator | None:
+    """Return what is known of an operator: registered for its domain, for any, or a PyTorch operator that is loaded here."""
+    if (found := _operators.get((domain, op)) or _operators.get(("", op))) is not None:
+        return found
+    torch = sys.modules.get("torch")
+    if (
+        torch is None
+        or not domain.replace("_", "a").isidentifier()
+        or not op.isidentifier()
+        or domain in ("aten", "prim")
+    ):
+        return None
+    packet = getattr(getattr(torch.ops, domain), op, None)
+    return None if packet is None else _of_torch(torch, f"{domain}::{op}", packet.default)
+
+
+def any_known() -> bool:
+    """Tell whether there may be a custom operator that something is known of."""
+    return bool(_operators) or "torch" in sys.modules
+
+
+def digest(operators: Iterable[Operator]) -> str:
+    """Return SHA-256 of what references are made of, for keys of what depends on them; empty: there are none."""
+    sources = sorted({f"{item.name}\0{item.source}" for item in operators})
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest() if sources else ""
+
+
+def plugins() -> tuple[Path, ...]:
+    """Return the plugin libraries and modules that the user named, in that order; those of the environment are first."""
+    named = [item for item in os.environ.get(PLUGINS, "").split(os.pathsep) if item]
+    return tuple(
+        dict.fromkeys([*(existing_file(item, f"the plugin of ${PLUGINS}").resolve() for item in named), *_plugins])
+    )
+
+
+def load(request: Any) -> None:
+    """Load the references that a request names, and note its plugins for TensorRT. UsageError where a file isn't there, or
+    fails."""
+    for item in _each(getattr(request, "operators", ())):
+        load_reference(item)
+    for item in _each(getattr(request, "plugins", ())):
+        path = existing_file(item, "the plugin").resolve()
+        with _lock:
+            _plugins.setdefault(path)
+
+
+def _each(given: Any) -> tuple[Any, ...]:
+    """Return the files that an option names; none of a switch, which `trtopt version` has by that name."""
+    return (given,) if isinstance(given, (str, os.PathLike)) else () if isinstance(given, bool) else tuple(given)
+
+
+def load_reference(path: str | os.PathLike[str]) -> None:
+    """Run a Python file that registers references, once as long as it doesn't change."""
+    path = existing_file(path, "the reference").resolve()
+    with _lock:
+        if _references.get(path) != (content := sha256_file(path)):
+            _references[path] = content  # before: what it registers depends on it
+            try:
+                run_file(path)
+            except BaseException:
+                del _references[path]
+                raise
+
+
+def run_file(path: Path) -> None:
+    """Import a Python file of the user's own, with its siblings; UsageError says where it failed."""
+    name = f"trtopt_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} isn't a Python file: its name has to end in .py")
+    module = importlib.util.module_from_spec(spec)
+    with importing:
+        before = list(sys.path)
+        sys.path.insert(0, str(path.parent))
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
+            sys.modules.pop(name, None)
+            where = f" ({location})" if (location := place(error)) else ""
+            raise UsageError(f"{path} can't be imported: {type(error).__name__}: {essence(error)}{where}") from error
+        finally:
+            sys.path[:] = before
+
+
+def _key(name: str) -> tuple[str, str]:
+    domain, separator, op = name.rpartition("::")
+    if not op or (separator and not domain):
+        raise UsageError(f"the operator's name is {name!r}; write 'domain::Operator', or 'Operator' for any domain")
+    return domain, op
+
+
+def _source(*functions: Callable[..., Any] | None) -> str:
+    """Return SHA-256 of functions' code and of the files that were loaded as references, which they may call."""
+    codes = [code for item in functions if (code := getattr(item, "__code__", None)) is not None]
+    content = b"".join(marshal.dumps(code, 2) for code in codes)  # 2: the last version that is the same each time
+    return hashlib.sha256(content + "\n".join(_references.values()).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _of_torch(torch: Any, name: str, overload: Any) -> Operator:
+    """A PyTorch custom operator as its own reference: its eager code on the CPU."""
+    arguments = overload._schema.arguments
+
+    def call(tensors: Iterable[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+        tensors, given = iter(tensors), list[Any]()
+        for item in arguments:
+            is_tensor = str(item.type) in ("Tensor", "Optional[Tensor]")
+            given.append(next(tensors, None) if is_tensor else attributes.get(item.name, item.default_value))
+        with torch.no_grad():
+            results = overload(*given)
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+    def reference(*arrays: Any, **attributes: Any) -> Any:
+        tensors = (None if array is None else torch.tensor(array) for array in arrays)
+        return tuple(item.numpy() for item in call(tensors, attributes))
+
+    def shapes(*given: Shape, **attributes: Any) -> list[Shape]:
+        """By the operator's fake kernel: open sizes are primes there, and what differs for other primes isn't known."""
+        symbols, found = list(dict.fromkeys(size for shape in given for size in shape if isinstance(size, str))), []
+        for primes in (_PRIMES[::2], _PRIMES[1::2]):
+            number = dict[int | str, int](zip(symbols, primes))
+            metas = (torch.empty([number.get(size, size) for size in shape], device="meta") for shape in given)
+            back = {value: key for key, value in number.items()}
+            try:
+                results = call(metas, attributes)
+            except Exception:  # it has no fake kernel, or one for other types
+                return []
+            found.append([[back.get(size, size) for size in item.shape] for item in results])
+        return [tuple(a if a == b else "" for a, b in zip(*pair)) for pair in zip(*found)]
+
+    return Operator(name, reference, shapes, source=_source())

@@ -1,0 +1,138 @@
+"""TensorRT's plugin registry: who is in it, the user's libraries that are loaded into it, and what a graph asks of it."""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtopt.core.documents import Plain
+from trtopt.core.errors import UsageError
+from trtopt.core.files import sha256_file
+from trtopt.core.operators import PARSERS, run_file
+from trtopt.core.values import Issue
+from trtopt.core.words import first_of
+
+if TYPE_CHECKING:  # running an engine needs no onnx
+    from onnx import ModelProto
+
+
+@dataclass(frozen=True)
+class Creator(Plain):
+    """A plugin that TensorRT can make.
+
+    Attributes:
+        fields: names of the attributes that it reads.
+        library: the user's file that it came with; empty: TensorRT's own.
+    """
+
+    name: str
+    version: str
+    namespace: str
+    fields: tuple[str, ...]
+    library: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.name, self.version, self.namespace
+
+
+@dataclass(frozen=True)
+class Library:
+    """A plugin library or module that was loaded.
+
+    Attributes:
+        creators: that came with it; none where the process had loaded it before.
+    """
+
+    path: Path
+    sha256: str
+    creators: tuple[Creator, ...]
+
+
+_INTERNAL = "MyelinWeightsTransformPlugin"  # of the parser: it logs an error when it is asked for its fields
+_lock = threading.Lock()
+_loaded: dict[tuple[int, Path], Library] = {}  # by TensorRT's module and file
+
+
+def load(module: Any, paths: Iterable[Path], product: str) -> tuple[Library, ...]:
+    """Load plugin libraries into a TensorRT, each once in a process.
+
+    Raises:
+        UsageError: one can't be loaded, a Python module fails, or a file was changed after this process had loaded it.
+    """
+    libraries = []
+    for path in paths:
+        with _lock:
+            found, digest = _loaded.get((id(module), path)), sha256_file(path)
+            if found is not None and found.sha256 != digest:
+                raise UsageError(f"{path} was changed after this process had loaded it: start again")
+            if found is None:
+                before = {item.key for item in registered(module)}
+                _open(module, path, product, before)
+                gained = [replace(item, library=str(path)) for item in registered(module) if item.key not in before]
+                found = _loaded[id(module), path] = Library(path, digest, tuple(gained))
+        libraries.append(found)
+    return tuple(libraries)
+
+
+def _open(module: Any, path: Path, product: str, before: set[tuple[str, str, str]]) -> None:
+    if path.suffix == ".py":
+        return run_file(path)
+    try:
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # REGISTER_TENSORRT_PLUGIN registers as it is loaded
+    except OSError as error:
+        raise UsageError(
+            f"the plugin library {path} can't be loaded into {product}: {error}; it has to be built for this TensorRT and "
+            "machine (ldd shows what it lacks)"
+        ) from None
+    registry = module.get_plugin_registry()
+    if hasattr(registry, "load_library") and {item.key for item in registered(module)} == before:
+        registry.load_library(str(path))  # by its getCreators, which nothing has called yet
+    return None
+
+
+def registered(module: Any) -> tuple[Creator, ...]:
+    """Return every plugin in the registry of a TensorRT module."""
+    registry = module.get_plugin_registry()
+    found = registry.all_creators if hasattr(registry, "all_creators") else registry.plugin_creator_list
+    return tuple(
+        Creator(
+            str(item.name),
+            str(item.plugin_version),
+            str(item.plugin_namespace),
+            tuple(str(each.name) for each in item.field_names or ()),
+        )
+        for item in found
+        if item.name != _INTERNAL
+    )
+
+
+def problems(graph: ModelProto, creators: Sequence[Creator]) -> Iterator[Issue]:
+    """Yield what custom operators of a graph ask for that no plugin here has: its name, version, namespace or attributes."""
+    from trtopt.graph.proto import attributes_of, custom_nodes
+
+    for node in custom_nodes(graph):
+        given = attributes_of(node)
+        version, namespace = (str(given.get(name, default)) for name, default in zip(PARSERS, ("1", "")))
+        named = [item for item in creators if item.name == node.op_type]
+        same = [item for item in named if item.version == version and item.namespace == namespace]
+        text = ""
+        if not named:
+            near = difflib.get_close_matches(node.op_type, {item.name for item in creators}, 1)
+            text = f"TensorRT has no plugin of that name here{f'; near: {near[0]}' if near else ''}"
+        elif not same:
+            there = ", ".join(
+                f"version {item.version}{f' of {item.namespace}' * bool(item.namespace)}" for item in named
+            )
+            asked = f"version {version}{f' of {namespace}' * bool(namespace)}"
+            text = f"it asks for the plugin's {asked} (attributes plugin_version and plugin_namespace); here is {there}"
+        elif unknown := sorted(given.keys() - {*same[0].fields, *PARSERS}):
+            has = first_of(same[0].fields, 12) or "none"
+            text = f"the plugin doesn't read the attribute {first_of(unknown)}; it reads {has}"
+        if text:
+            yield Issue(node.name, node.op_type, text)
