@@ -131,7 +131,8 @@ def test_what_has_no_counterpart_is_said() -> None:
     )
     lacking = {item.what: item.gone for item in migrated(old).replaced if item.lacking}
     assert lacking == {
-        "--allowGPUFallback": "", "--useDLACore": "", "--maxBatch": "TensorRT 10", "--frobnicate": "", "--memPoolSize=dlaSRAM:1": "",
+        "--allowGPUFallback": "", "--useDLACore": "", "--maxBatch": "TensorRT 10", "--frobnicate": "",
+        "--memPoolSize=dlaSRAM:1": "",
         "fp16": "",
     }  # fmt: skip
     assert not migrated(old).ok
