@@ -143,6 +143,7 @@ def plan_build(request: BuildRequest, spec: BuildSpec | None = None) -> BuildPla
     kinds_stated = stated(request.output_kind, model.outputs)
     quantized, generation = is_quantized(model.proto), select(request.backend)
     generation.refuse(spec)
+    generation.compile_operators(model.proto, spec, reporter)
     sampled, reduced = request.images is not None or request.data is not None, spec.precision.quantized
     long_work = (sampled or reduced) and request.calib is None  # before which the parser is asked
     refuse(generation, model, prepare(model, reporter=reporter).proto if long_work else None)

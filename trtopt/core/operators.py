@@ -45,6 +45,7 @@ class Operator:
     types: tuple[str, ...] = ("fp32",)
     fp32_inputs: tuple[int, ...] = ()
     source: str = ""
+    kernel: Path | None = None
 
     def __call__(self, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the results for inputs (None where one is left out). UsageError where the reference fails."""
@@ -86,6 +87,7 @@ def operator(
     outputs: Iterable[str] = (),
     types: Iterable[str] = ("fp32",),
     fp32_inputs: Iterable[int] = (),
+    kernel: str | os.PathLike[str] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the reference of a custom operator, for this process.
 
@@ -99,22 +101,25 @@ def operator(
         name: "domain::Operator", as the model has it, or "Operator" alone: of any domain.
         shapes: the results' shapes for the inputs' (sizes are numbers, or texts where they are open) and the attributes; not
             needed where the model says them.
-        outputs: NumPy's names of the results' types; default: that of the first floating input.
+        outputs: NumPy's names of the results' types; "", and by default: that of the first floating input.
         types: what its plugin takes and gives, all floats together, of "fp32", "fp16" and "bf16"; the rest of the graph is
             converted in front of it and behind.
         fp32_inputs: numbers of the inputs that stay in FP32.
+        kernel: a CUDA file, beside the function's, of which a build compiles the plugin (`trtopt init operator` writes one).
+            Arguments behind the `*` are its attributes, with defaults: numbers, or lists of them.
 
     Raises:
         UsageError: the name or a type can't be right.
     """
-    key, known_types = _key(name), tuple(types)
+    key, known_types, given = _key(name), tuple(types), tuple(outputs)
     if wrong := next((item for item in known_types if item not in TYPES), ""):
         raise UsageError(f"the operator {name!r} has the type {wrong!r}; allowed: {', '.join(TYPES)}")
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        found = Operator(
-            name, function, shapes, tuple(outputs), known_types, tuple(fp32_inputs), _source(function, shapes)
-        )
+        beside = Path(function.__code__.co_filename).parent if kernel is not None else Path()
+        file = None if kernel is None else existing_file(beside / kernel, f"the kernel of {name}").resolve()
+        source = _source(function, shapes)
+        found = Operator(name, function, shapes, given, known_types, tuple(fp32_inputs), source, file)
         with _lock:
             _operators[key] = found
         return function
@@ -171,6 +176,12 @@ def load(request: Any) -> None:
 def _each(given: Any) -> tuple[Any, ...]:
     """Return the files that an option names; none of a switch, which `trtopt version` has by that name."""
     return (given,) if isinstance(given, (str, os.PathLike)) else () if isinstance(given, bool) else tuple(given)
+
+
+def add_plugin(path: Path) -> None:
+    """Note a plugin library that was compiled."""
+    with _lock:
+        _plugins.setdefault(path)
 
 
 def load_reference(path: str | os.PathLike[str]) -> None:

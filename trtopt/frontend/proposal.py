@@ -20,6 +20,7 @@ from trtopt.core.values import MIN_AGREEMENT, TensorInfo, named_size
 from trtopt.data.arrayfiles import stored_arrays
 from trtopt.frontend.inputs import Arguments, stated_inputs
 from trtopt.frontend.modules import opened
+from trtopt.frontend.operator_project import write_project
 from trtopt.frontend.request import InitRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.limits import OUTSIDE
@@ -60,6 +61,9 @@ def init(request: InitRequest) -> InitResult:
 
     What neither the model nor an argument says is "?" in the file; nothing is run to find it.
 
+    `init("operator", name="acme::Swishy")` writes a custom operator's project instead: the function as `output` (default:
+    OPERATOR.py), its CUDA kernel and a test beside it.
+
     Args:
         source: an ONNX file, or what `export` takes; factory_arg, inputs: as there, not of an ONNX file.
         output: the recipe to write; default: NAME.toml in the current folder, NAME the model's.
@@ -71,6 +75,8 @@ def init(request: InitRequest) -> InitResult:
         MissingDependency, ModelError, InvalidModel, OutputError: as `export` and `check`.
     """
     text = os.fspath(request.source)
+    if text == "operator" or request.name is not None:
+        return _operator(request, text)
     output = _output(request, text)
     samples = {name: Path(value) for name in ("images", "data") if (value := getattr(request, name)) is not None}
     if lacking := next((name for name, path in samples.items() if not path.exists()), None):
@@ -97,6 +103,15 @@ def init(request: InitRequest) -> InitResult:
     if not samples and _SCALED not in notes:
         command += ["--images", "DIR"] if "preprocess" in recipe else ["--data", "F.npz"]
     return InitResult(output, text, content, tuple(unknown), tuple(notes), (shlex.join(command),))
+
+
+def _operator(request: InitRequest, text: str) -> InitResult:
+    if text != "operator" or request.name is None:
+        raise UsageError("an operator's project takes both words: trtopt init operator acme::Swishy")
+    output = None if request.output is None else Path(request.output)
+    first, content = write_project(request.name, output, force=request.force)
+    test = first.with_name(f"test_{first.name}")
+    return InitResult(first, text, content, (), (), (shlex.join(["pytest", str(test)]),))
 
 
 def _output(request: InitRequest, text: str) -> Path:

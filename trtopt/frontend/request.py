@@ -31,10 +31,13 @@ class InitRequest:
     """The arguments of `trtopt.init`, which describes them."""
 
     source: str | os.PathLike[str] = field(
-        metadata=about(help="An ONNX file, FILE.py:CLASS, module:factory or torchvision:NAME.", typed=str)
+        metadata=about(help="An ONNX file, FILE.py:CLASS, module:factory, torchvision:NAME; or operator.", typed=str)
     )
     output: str | os.PathLike[str] | None = shared.written(
         help="The recipe to write; default: NAME.toml, NAME the model's.", metavar="F.toml", short="-o"
+    )
+    name: str | None = option(
+        None, help="After operator: its name, such as acme::Swishy, of which a project is written.", positional=True
     )
     _: KW_ONLY
     factory_arg: Mapping[str, Any] | None = _factory_arg()

@@ -182,7 +182,8 @@ def _declare_custom(proto: ModelProto) -> bool:
         shapes = operator.shapes_of(given, attributes_of(node)) if len(given) == len(inputs) else ()
         floating = next((kind for kind, _ in inputs if kind in _FLOATING), 0)
         for slot, name in enumerate(node.output):
-            kind = helper.np_dtype_to_tensor_dtype(np.dtype(operator.outputs[slot])) if operator.outputs else floating
+            said = operator.outputs[slot] if slot < len(operator.outputs) else ""
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(said)) if said else floating
             shape = shapes[slot] if slot < len(shapes) else None
             old_kind, old_shape = _seen(values.get(name), None)
             if kind and (not old_kind or (old_shape is None and shape is not None)):

@@ -241,6 +241,7 @@ class _Check:
         try:
             self.generation = generation = trt.select(self.request.backend)
             self.findings += opset_findings(folded, generation.capabilities, str(generation))
+            generation.compile_operators(folded, BuildSpec(backend=self.request.backend), self.request.reporter)
             with self.request.reporter.phase("ask the parser"):
                 answers, self.values = _ask(generation, self.model, folded)
         except BackendError as error:

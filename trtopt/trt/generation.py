@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from trtopt.core import operators
 from trtopt.core.errors import (
     BackendError,
     BuildFailed,
@@ -29,7 +30,7 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import SETTINGS, BuildSpec, Issue
 from trtopt.core.version import to_install
 from trtopt.cuda.device import DeviceInfo, current_gpu
-from trtopt.trt import lean_library, parsing, plugins, timing_cache, watch, weak
+from trtopt.trt import kernels, lean_library, parsing, plugins, timing_cache, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.loader import Loader
@@ -164,7 +165,7 @@ class Generation(Loader):
 
         ours = self.limits(light)
         if custom_nodes(light):
-            ours += tuple(plugins.problems(light, self.creators()))
+            ours += tuple(plugins.problems(light, self.creators(), gpu=bool(self.gpu())))
         with self._parser() as (objects, _):
             theirs = parsing.ask_support(objects.parser, model, parsing.graph_nodes(light))
         if theirs and all(issue.reason == parsing.UNEXPLAINED for issue in theirs):
@@ -173,6 +174,20 @@ class Generation(Loader):
                 theirs = ()
         nodes = {issue.node for issue in ours}
         return (*ours, *(issue for issue in theirs if issue.node not in nodes and (issue.node or not ours)))
+
+    def compile_operators(self, graph: ModelProto, spec: BuildSpec, reporter: Reporter = SILENT) -> None:
+        """Make the plugins of custom operators that have a kernel (`kernels.library`, with its errors), for the GPU here."""
+        from trtopt.graph.proto import operators_in
+
+        device = self.device(spec)
+        for item in {item.name: item for item in operators_in(graph) if item.kernel is not None}.values():
+            if device is not None:
+                with reporter.phase(f"compiling {item.name}"):
+                    path = kernels.library(item, self.version, device.compute_capability, rtx=self.family == "rtx")
+                operators.add_plugin(path)
+                reporter.note(
+                    f"the plugin of {item.name} is {path}: engines with it need it, `plugins=['{path.name}']`"
+                )
 
     def shape_inputs(self, model: Path) -> tuple[tuple[str, int], ...]:
         """Inputs of a model that the parser takes whose values decide shapes, and how many values each has."""

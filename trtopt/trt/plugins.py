@@ -112,8 +112,9 @@ def registered(module: Any) -> tuple[Creator, ...]:
     )
 
 
-def problems(graph: ModelProto, creators: Sequence[Creator]) -> Iterator[Issue]:
-    """Yield what custom operators of a graph ask for that no plugin here has: its name, version, namespace or attributes."""
+def problems(graph: ModelProto, creators: Sequence[Creator], *, gpu: bool) -> Iterator[Issue]:
+    """Yield what custom operators of a graph ask for that no plugin here has: its name, version, namespace or attributes; all
+    where there is no `gpu`."""
     from trtopt.graph.proto import attributes_of, custom_nodes
 
     for node in custom_nodes(graph):
@@ -134,5 +135,7 @@ def problems(graph: ModelProto, creators: Sequence[Creator]) -> Iterator[Issue]:
         elif unknown := sorted(given.keys() - {*same[0].fields, *PARSERS}):
             has = first_of(same[0].fields, 12) or "none"
             text = f"the plugin doesn't read the attribute {first_of(unknown)}; it reads {has}"
+        elif not gpu:
+            text = "TensorRT-RTX adds a plugin's layer on a GPU alone (1.7.1 ends the process): build it where there is one"
         if text:
             yield Issue(node.name, node.op_type, text)

@@ -1,0 +1,38 @@
+"""A small project for a custom operator: its function in Python, its CUDA kernel, and a test that compares them."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from trtopt.core.errors import UsageError
+from trtopt.core.files import write_bytes
+
+_TEMPLATES = {
+    "operator.py.in": "{}.py",  # what the others are named for
+    "operator.cu.in": "{}.cu",
+    "test_operator.py.in": "test_{}.py",
+}
+
+
+def write_project(name: str, output: Path | None, *, force: bool) -> tuple[Path, str]:
+    """Write the Python file `output` (default: OPERATOR.py), its kernel and its test beside it; return it and its content.
+
+    Raises:
+        UsageError: the name can't be an operator's, or a file is there already.
+    """
+    domain, _, op = name.rpartition("::")
+    if not op.isidentifier() or not domain.replace(".", "_").isidentifier():
+        raise UsageError(f"the operator's name is {name!r}; write domain::Operator, such as acme::Swishy")
+    first = Path(f"{op}.py") if output is None else output
+    files = {first.with_name(pattern.format(first.stem)): template for template, pattern in _TEMPLATES.items()}
+    if there := next((path for path in files if path.exists() and not force), None):
+        raise UsageError(f"{there} is there already: give another `output=`, or `force=True`")
+    texts = dict[Path, str]()
+    for path, template in files.items():
+        text = resources.files("trtopt.trt").joinpath("plugin", "project", template).read_text(encoding="utf-8")
+        for mark, word in (("@NAME@", name), ("@DOMAIN@", domain), ("@OP@", op), ("@FILE@", first.stem)):
+            text = text.replace(mark, word)
+        texts[path] = text
+        write_bytes(path, text.encode())
+    return first, next(iter(texts.values()))
