@@ -26,6 +26,11 @@ from trtopt.core.library_output import importing
 
 PLUGINS = "TRTOPT_PLUGINS"  # variable of the environment: libraries and modules, as PATH has folders
 PARSERS = ("plugin_version", "plugin_namespace")  # attributes that TensorRT's parser reads, and the operator doesn't
+NVIDIAS = (
+    "EfficientNMS_TRT",
+    "MultiscaleDeformableAttnPlugin_TRT",
+    "GroupNormalizationPlugin",
+)  # with a reference here
 TYPES = ("fp32", "fp16", "bf16")
 Shape = tuple["int | str", ...]
 
@@ -128,9 +133,14 @@ def operator(
 
 
 def known(domain: str, op: str) -> Operator | None:
-    """Return what is known of an operator: registered for its domain, for any, or a PyTorch operator that is loaded here."""
+    """Return what is known of an operator: registered for its domain or any, a plugin of TensorRT's own, or PyTorch's that is
+    loaded here."""
     if (found := _operators.get((domain, op)) or _operators.get(("", op))) is not None:
         return found
+    if op in NVIDIAS:
+        from trtopt.core import nvidia_plugins  # needs NumPy, and this
+
+        return nvidia_plugins.OPERATORS[op]
     torch = sys.modules.get("torch")
     if (
         torch is None
@@ -141,11 +151,6 @@ def known(domain: str, op: str) -> Operator | None:
         return None
     packet = getattr(getattr(torch.ops, domain), op, None)
     return None if packet is None else _of_torch(torch, f"{domain}::{op}", packet.default)
-
-
-def any_known() -> bool:
-    """Tell whether there may be a custom operator that something is known of."""
-    return bool(_operators) or "torch" in sys.modules
 
 
 def digest(operators: Iterable[Operator]) -> str:

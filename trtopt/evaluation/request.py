@@ -86,5 +86,4 @@ class BenchRequest:
     trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
     plugins: Sequence[str] | str = shared.plugins()
-    operators: Sequence[str] | str = shared.operators()
     reporter: Reporter = SILENT

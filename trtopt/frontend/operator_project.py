@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
 from trtopt.core.errors import UsageError
-from trtopt.core.files import write_bytes
+from trtopt.core.files import whole, write_bytes
+from trtopt.trt.kernels import ADAPTERS
 
 _TEMPLATES = {
     "operator.py.in": "{}.py",  # what the others are named for
@@ -30,7 +30,7 @@ def write_project(name: str, output: Path | None, *, force: bool) -> tuple[Path,
         raise UsageError(f"{there} is there already: give another `output=`, or `force=True`")
     texts = dict[Path, str]()
     for path, template in files.items():
-        text = resources.files("trtopt.trt").joinpath("plugin", "project", template).read_text(encoding="utf-8")
+        text = whole(ADAPTERS / "project" / template).decode()
         for mark, word in (("@NAME@", name), ("@DOMAIN@", domain), ("@OP@", op), ("@FILE@", first.stem)):
             text = text.replace(mark, word)
         texts[path] = text

@@ -15,7 +15,7 @@ from trtopt.data.rebatch import Arrays, Call, alone, chunks, joined
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.io import Model, load_model
-from trtopt.graph.proto import in_memory
+from trtopt.graph.proto import in_memory, operators_in
 from trtopt.ort.sessions import OnnxSession
 
 # ONNX Runtime's name of an input type → NumPy's. FP16 and BF16 never appear: such models are widened first.
@@ -53,7 +53,7 @@ class OnnxRunner:
         else:  # load_model says what is wrong with a file by name, which ONNX Runtime often doesn't
             loaded = load_model(cast("Any", model))
             proto, path = loaded.proto, loaded.path
-            as_it_is = not loaded.mended and not has_half(proto)
+            as_it_is = not loaded.mended and not has_half(proto) and not operators_in(proto)
         self._what = str(path or f"the model {proto.graph.name!r}")
         ready = path if path is not None and as_it_is else widen(in_memory(proto))
         self._session = OnnxSession(ready, threads=threads, optimize=optimize, gpu=gpu)

@@ -18,7 +18,6 @@ from trtopt.core.errors import ModelError, TrtoptError, require
 from trtopt.core.files import whole, write_bytes
 from trtopt.core.host import cores
 from trtopt.core.library_output import quiet
-from trtopt.core.operators import any_known
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.opset import at_opset
@@ -76,11 +75,11 @@ def open_session(
         MissingDependency: ONNX Runtime isn't installed.
         ModelError: it can't load the model; its message is quoted.
     """
-    if (split := _custom(model)) is not None:
+    if isinstance(model, ModelProto) and operators_in(model):
         again = functools.partial(
             open_session, threads=threads, optimize=optimize, memory_pattern=memory_pattern, gpu=gpu, tf32=tf32
         )
-        return SplitSession(split, outputs, lambda part, given: again(part, outputs=given, purpose=purpose))
+        return SplitSession(whole_copy(model), outputs, lambda part, given: again(part, outputs=given, purpose=purpose))
     ort = require("onnxruntime", "ort", purpose)
     if not isinstance(model, ModelProto) and os.fsencode(model) != os.fspath(model).encode(errors="replace"):
         raise ModelError(f"ONNX Runtime opens files whose names are UTF-8, which {os.fspath(model)!r} isn't: rename it")
@@ -104,16 +103,6 @@ def open_session(
                 return ort.InferenceSession(file, options, providers=providers)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 model = _older(model, error)
-
-
-def _custom(model: ModelProto | str | os.PathLike[str]) -> ModelProto | None:
-    """Return a model that has custom operators which something is known of."""
-    if not any_known():
-        return None
-    light = model if isinstance(model, ModelProto) else _parsed(os.fspath(model))
-    if not operators_in(light):
-        return None
-    return whole_copy(light if isinstance(model, ModelProto) else load_model(model).proto)
 
 
 def _on_gpu(stack: contextlib.ExitStack, ort: Any, tf32: bool) -> list[Any]:

@@ -23,7 +23,7 @@ from trtopt.core.temporary import scratch
 from trtopt.trt.compatibility import numbers
 
 HEADERS = "TENSORRT_INCLUDE"  # variable of the environment: the folder with NvInfer.h
-_ADAPTERS = Path(__file__).with_name("plugin")
+ADAPTERS = Path(__file__).with_name("plugin")
 _TYPES = {
     "float32": 0,
     "float16": 1,
@@ -61,7 +61,7 @@ def library(operator: Operator, version: str, capability: int, *, rtx: bool = Fa
     old = major == 8 and not rtx
     program = f'#include "description.h"\n#include "{operator.kernel}"\n#include "{"v2" if old else "v3"}.h"\n'
     described, compiler, include = _description(operator, old), _nvcc(), _headers(major, version, rtx)
-    sources = {path.name: hashlib.sha256(whole(path)).hexdigest() for path in (operator.kernel, *_ADAPTERS.glob("*.h"))}
+    sources = {path.name: hashlib.sha256(whole(path)).hexdigest() for path in (operator.kernel, *ADAPTERS.glob("*.h"))}
     key = sha256_json({"program": program, "description": described, "sources": sources, "for": [version, capability]})
     op = operator.name.rpartition("::")[2]
     kept = cache_folder("plugins") / f"lib{op}-trt{major}-sm{capability}-{key[:16]}.so"
@@ -72,7 +72,7 @@ def library(operator: Operator, version: str, capability: int, *, rtx: bool = Fa
         (folder / "plugin.cu").write_text(program)
         made = folder / "plugin.so"
         command = [compiler, "-w", "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden,-w"]
-        command += [f"-arch=sm_{capability}", f"-I{_ADAPTERS}", f"-I{operator.kernel.parent}", "-isystem", str(include)]
+        command += [f"-arch=sm_{capability}", f"-I{ADAPTERS}", f"-I{operator.kernel.parent}", "-isystem", str(include)]
         command += [*_package_paths(Path(compiler)), str(folder / "plugin.cu"), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -80,7 +80,7 @@ def library(operator: Operator, version: str, capability: int, *, rtx: bool = Fa
             faults = [line for line in lines if "error" in line.lower()] or lines
             said = "; ".join(line.strip().replace(str(folder), "") for line in faults[:5])
             raise BuildFailed(f"nvcc can't compile {operator.kernel} for {version}: {said}")
-        write_bytes(kept, made.read_bytes())
+        write_bytes(kept, whole(made, None))
     return kept
 
 
@@ -159,7 +159,7 @@ def _headers(major: int, version: str, rtx: bool) -> Path:
     given = os.environ.get(HEADERS)
     for place in (given,) if given else _PLACES:
         file = Path(place, "NvInferVersion.h")
-        found = _MAJOR.search(file.read_text(errors="replace")) if file.is_file() else None
+        found = _MAJOR.search(whole(file).decode(errors="replace")) if file.is_file() else None
         if found is not None and (rtx or int(found[1]) == major):
             return Path(place)
     there = f"${HEADERS} is {given}" if given else "they aren't among the system's"

@@ -133,15 +133,16 @@ def test_work_is_counted_behind_custom_operators(model: Path) -> None:
 
 def test_the_page_is_right_as_far_as_no_gpu_is_needed(folder: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "custom-operators.md").read_text(encoding="utf-8")
-    commands, program, _ = re.findall(r"^```(?:bash|python)\n(.*?)^```$", page, re.S | re.M)
+    commands, program, project, _ = re.findall(r"^```(?:bash|python)\n(.*?)^```$", page, re.S | re.M)
     (tmp_path / "net.py").write_text(MODULE)
     np.savez(tmp_path / "data.npz", x=values(40, 3, 32, 32))
-    for line in commands.splitlines():
+    for line in (*commands.splitlines(), project.splitlines()[0].partition("#")[0]):
         assert line.startswith("trtopt ")
         done = subprocess.run([sys.executable, "-m", *line.split()], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "net.calib.json").is_file()
     (tmp_path / "ops.py").write_text(program)
-    load_reference(tmp_path / "ops.py")
-    found = known("acme", "Swishy")
-    assert found is not None and found.types == ("fp32", "fp16")
+    for name, kernel in (("ops.py", None), ("swishy.py", tmp_path / "swishy.cu")):
+        load_reference(tmp_path / name)
+        found = known("acme", "Swishy")
+        assert found is not None and (found.types, found.kernel) == (("fp32", "fp16"), kernel)
