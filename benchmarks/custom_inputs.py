@@ -1,0 +1,149 @@
+"""What benchmarks/custom.py measures: networks with a custom operator, and the same in standard ones, with PyTorch's results.
+
+    python benchmarks/custom_inputs.py FOLDER
+
+writes for each of `swish` (`trtopt init operator`'s Swish, its slopes drawn) and `deform` (three layers of multi-scale
+deformable attention on two levels) NAME.onnx, NAME.standard.onnx, NAME.npz (64 inputs) and NAME.expected.npz.
+"""
+
+# ruff: noqa: TID251  (this makes PyTorch modules)
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import trtopt
+
+INPUT = ("batch", 3, 128, 128)
+
+
+@torch.library.custom_op("acme::deform", mutates_args=())
+def deform(value: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    return _deform(value, places, weights, sizes)
+
+
+@deform.register_fake
+def _(value: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    return value.new_empty(places.shape[0], places.shape[1], value.shape[2] * value.shape[3])
+
+
+def _deform(value: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """As the paper's authors write it without a kernel: one grid_sample a level."""
+    queries, heads, levels, points = weights.shape[1:]
+    areas = [sizes[2 * level] * sizes[2 * level + 1] for level in range(levels)]
+    parts = []
+    for level, part in enumerate(value.split(areas, 1)):
+        grid = part.flatten(2).transpose(1, 2).reshape(-1, value.shape[3], sizes[2 * level], sizes[2 * level + 1])
+        place = 2 * places[:, :, :, level].transpose(1, 2).reshape(-1, queries, points, 2) - 1
+        parts.append(F.grid_sample(grid, place, align_corners=False))
+    shares = weights.transpose(1, 2).reshape(-1, 1, queries, levels * points)
+    gathered = (torch.stack(parts, -2).flatten(-2) * shares).sum(-1)
+    return gathered.reshape(-1, heads * value.shape[3], queries).transpose(1, 2)
+
+
+@torch.library.custom_op("acme::swish", mutates_args=())
+def swish(x: torch.Tensor, slope: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    return scale * x * torch.sigmoid(slope * x)
+
+
+@swish.register_fake
+def _(x: torch.Tensor, slope: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Swish(nn.Module):
+    def __init__(self, channels: int, custom: bool) -> None:
+        super().__init__()
+        self.slope, self.custom = nn.Parameter(0.5 + torch.rand(1, channels, 1, 1)), custom
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return swish(x, self.slope, 1.2) if self.custom else 1.2 * x * torch.sigmoid(self.slope * x)
+
+
+def swishes(custom: bool) -> nn.Module:
+    """Convolutions with the activation behind each."""
+    wide = (3, 32, 64, 64, 128, 128)
+    layers = [
+        layer
+        for place, (inside, outside) in enumerate(itertools.pairwise(wide))
+        for layer in (nn.Conv2d(inside, outside, 3, 2 - place % 2, 1), Swish(outside, custom))
+    ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 100))
+
+
+class Attention(nn.Module):
+    """A layer of Deformable DETR's encoder: every position looks at `points` places of each level around its own."""
+
+    def __init__(self, custom: bool, channels: int = 128, heads: int = 8, points: int = 4) -> None:
+        super().__init__()
+        self.custom, self.heads, self.points = custom, heads, points
+        self.offsets, self.weights = (nn.Linear(channels, heads * 2 * points * size) for size in (2, 1))
+        self.value, self.result, self.norm = (
+            nn.Linear(channels, channels),
+            nn.Linear(channels, channels),
+            nn.LayerNorm(channels),
+        )
+
+    def forward(self, tokens: torch.Tensor, own: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        count = tokens.shape[1]
+        offsets = self.offsets(tokens).view(-1, count, self.heads, 2, self.points, 2)
+        weights = self.weights(tokens).view(-1, count, self.heads, 2 * self.points).softmax(-1)
+        value = self.value(tokens).view(-1, count, self.heads, tokens.shape[2] // self.heads)
+        places = own + offsets * 0.05
+        weights = weights.view(-1, count, self.heads, 2, self.points)
+        gathered = (deform if self.custom else _deform)(value, places, weights, sizes)
+        return self.norm(tokens + self.result(gathered))
+
+
+class Deform(nn.Module):
+    def __init__(self, custom: bool) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 64, 4, 4), nn.ReLU(), nn.Conv2d(64, 128, 3, 1, 1), nn.ReLU())
+        self.down = nn.Conv2d(128, 128, 3, 2, 1)
+        self.layers = nn.ModuleList(Attention(custom) for _ in range(3))
+        self.head = nn.Linear(128, 100)
+        self.sizes = [32, 32, 16, 16]
+        own = [
+            torch.stack(
+                torch.meshgrid(*((torch.arange(size) + 0.5) / size for size in (side, side)), indexing="xy"), -1
+            )
+            for side in (32, 16)
+        ]
+        self.register_buffer("own", torch.cat([item.reshape(-1, 2) for item in own])[None, :, None, None, None])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fine = self.stem(x)
+        tokens = torch.cat([item.flatten(2).transpose(1, 2) for item in (fine, self.down(fine))], 1)
+        for layer in self.layers:
+            tokens = layer(tokens, self.own, self.sizes)
+        return self.head(tokens.mean(1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    makers: dict[str, Any] = {"swish": swishes, "deform": Deform}
+    samples = np.random.default_rng(0).standard_normal((64, *INPUT[1:]), np.float32)
+    for name, maker in makers.items():
+        for custom in (True, False):
+            torch.manual_seed(0)
+            module = maker(custom).eval()
+            trtopt.export(module, folder / f"{name}{'' if custom else '.standard'}.onnx", inputs={"x": INPUT})
+        np.savez(folder / f"{name}.npz", x=samples)
+        with torch.no_grad():
+            np.savez(folder / f"{name}.expected.npz", output=module(torch.from_numpy(samples)).numpy())
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    main()
