@@ -93,7 +93,7 @@ def test_preprocessing_may_be_a_file_beside_the_list_or_a_table(tmp_path: Path) 
     [
         ('output = "tables"', "output = ", "not TOML"),
         ('output = "tables"', "output = 3", "output is 3; a text is needed"),
-        ('output = "tables"', 'outputs = "tables"', "unknown key 'outputs'; known: data, device, engines, job, output"),
+        ('output = "tables"', 'outputs = "tables"', "unknown key 'outputs'; known: data, device, engines, job, operators, output, plugins"),
         (
             "limit = 5",
             "limits = 5",
@@ -241,3 +241,15 @@ def test_an_option_holds_for_the_engines_that_it_has_an_effect_in(tmp_path: Path
     }
     assert found["one.int8.sm89"] == found["one.int8+bf16.sm89"] == ("mse", 1)
     assert found["one.fp16.sm89"] == ("auto", 1) and found["one.fp32.sm89"] == ("auto", 0)
+
+
+def test_a_lists_custom_operators_are_each_jobs(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"")
+    (tmp_path / "list.toml").write_text(
+        'operators = ["ops.py"]\nplugins = ["libacme.so"]\n[data.d]\ndata = "d.npz"\n'
+        '[[job]]\nkind = "build"\nmodel = "m.onnx"\nprecision = "int8"\ndata = "d"\n'
+    )
+    table, engine = load_jobs(tmp_path / "list.toml")
+    assert isinstance(table, Job) and isinstance(engine, BuildJob)
+    assert table.operators == engine.request.operators == (str(tmp_path / "ops.py"),)
+    assert engine.request.plugins == (str(tmp_path / "libacme.so"),)

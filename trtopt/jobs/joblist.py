@@ -32,8 +32,9 @@ PRECISIONS: dict[str, tuple[str, ...]] = {"fp32": ()}
 PRECISIONS |= {name: tuple(name.split("+")) for name in ("fp16", "bf16", "int8", "fp8", "int8+bf16", "fp8+bf16")}
 _FLAGS = ("fp16", "bf16", "int8", "fp8")
 _SAMPLES = ("images", "data", "preprocess", "limit")
+_CODE = ("plugins", "operators")  # of the whole list
 # Options of a build that a list says otherwise: by a precision, a data set, the jobs' names, the GPUs that a run may use.
-_ELSEWHERE = ("model", "output", "reporter", "device", "target", *_FLAGS, *_SAMPLES)
+_ELSEWHERE = ("model", "output", "reporter", "device", "target", *_FLAGS, *_SAMPLES, *_CODE)
 _OPTIONS = {name: entry for name, entry in options(BuildRequest).items() if name not in _ELSEWHERE}
 
 _Texts = str | list[str]  # without constraints, which msgspec mixes up where types are joined; `_several` looks at them
@@ -63,6 +64,8 @@ class _List:
     output: Name = "calibrated"
     engines: Name = "engines"
     device: Annotated[str, one_of(("cpu", "cuda"))] = "cpu"
+    plugins: tuple[Name, ...] = ()
+    operators: tuple[Name, ...] = ()
     data: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     job: tuple[dict[str, Any], ...] = ()
 
@@ -103,6 +106,7 @@ class Job:
     precision_override: tuple[str, ...]
     output: Path
     device: str = "cpu"
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,11 @@ class _Reader:
     ) -> Job:
         name = f"{base_name}.{data.name}.{method}"
         table = self.root / self.listed.output / f"{name}.calib.json"
-        return Job(name, model, data, method, overrides, table, self.listed.device)
+        return Job(name, model, data, method, overrides, table, self.listed.device, self._code("operators"))
+
+    def _code(self, name: str) -> tuple[str, ...]:
+        """Return the files of the list's plugins or operators."""
+        return tuple(str(self.root / text) for text in getattr(self.listed, name))
 
     def _known(self, name: str) -> DataSet:
         if name not in self.data:
@@ -282,6 +290,7 @@ class _Reader:
         if data is not None and (criteria if quantized else precision != "fp32"):
             arguments |= {item: getattr(data, item) for item in _SAMPLES}
         output = self.root / self.listed.engines / f"{name}.engine"
+        arguments |= {item: self._code(item) for item in _CODE}
         request = fitting(BuildRequest(model, output, **arguments))
         choice(request.method, METHODS, "method")
         Limits.of(request.min_agreement, request.min_snr)

@@ -197,6 +197,7 @@ class _Run:
             content |= {"output": str(job.output.absolute())} | ({"device": job.device} if job.device != "cpu" else {})
             with contextlib.suppress(Exception):  # what can't be read is found out when the job runs
                 content |= {"model": models(job.model), "data": samples(job.data)}
+                content |= {"operators": [sha256_file(path) for path in job.operators]} if job.operators else {}
             key = sha256_json(content)
             self._keys[job.name] = {"key": key}
             done = record.get("state") == "done" and record.get("key") == key

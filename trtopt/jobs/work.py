@@ -20,6 +20,7 @@ from trtopt.calibration.prepared import Prepared, prepare
 from trtopt.calibration.quality import check_samples, data_notes
 from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
 from trtopt.core.files import made_folder, sha256_file
+from trtopt.core.operators import load
 from trtopt.core.progress import Reporter
 from trtopt.core.values import Override
 from trtopt.core.version import __version__
@@ -42,12 +43,14 @@ class Pass:
     Attributes:
         folder: has the folded model.
         fixed_batch: samples that the model takes at once; 1 where it takes any number.
+        operators: files with references of custom operators, which each process loads.
     """
 
     prepared: Prepared
     folder: Path
     fixed_batch: int
     samples: Batches
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def versions() -> dict[str, str]:
 
 def open_pass(job: Job, folder: Path, threads: int) -> Pass:
     """Load, check and fold a model, write it to `folder`, and look through its data."""
+    load(job)
     loaded = load_model(job.model, lazy=True)
     prepared = prepare(loaded, tuple(map(Override.parse, job.precision_override)))
     save_model(prepared.proto, folder / "model.onnx")
@@ -78,7 +82,7 @@ def open_pass(job: Job, folder: Path, threads: int) -> Pass:
     check_samples(samples, insist=None if job.data.allow_unusual_data else insist)
     sizes = () if alone(loaded.inputs) else (info.shape[0] for info in loaded.inputs if info.shape)
     fixed = max((size for size in sizes if isinstance(size, int)), default=1)
-    return Pass(replace(prepared, proto=onnx.ModelProto()), folder, fixed, samples)
+    return Pass(replace(prepared, proto=onnx.ModelProto()), folder, fixed, samples, job.operators)
 
 
 @lru_cache(maxsize=1)
@@ -89,6 +93,7 @@ def _graph(folder: Path) -> onnx.ModelProto:
 def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str) -> Shard:
     """Count the samples from `start` to `stop`; on the GPU where `device` is "cuda"."""
     began = monotonic()
+    load(opened)
     try:
         observation = observe(
             _graph(opened.folder),
@@ -117,6 +122,7 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
     Raises:
         CalibrationError: a tensor is constant over all shards.
     """
+    load(opened)
     prepared = replace(opened.prepared, proto=_graph(opened.folder))
     seen = combined(prepared.proto, [shard.observation for shard in shards], prepared.beside)
     whole = prepared.table(seen, opened.samples, jobs[0].method)

@@ -28,6 +28,8 @@ class PipelineRequest:
     method: str = shared.method()
     target: Sequence[str] | str = shared.target()
     backend: str = shared.backend()
+    plugins: Sequence[str] | str = shared.plugins()
+    operators: Sequence[str] | str = shared.operators()
     report: str | os.PathLike[str] | None = shared.report()
     log: str | os.PathLike[str] | None = shared.log()
     reporter: Reporter = SILENT
