@@ -93,7 +93,11 @@ def test_preprocessing_may_be_a_file_beside_the_list_or_a_table(tmp_path: Path) 
     [
         ('output = "tables"', "output = ", "not TOML"),
         ('output = "tables"', "output = 3", "output is 3; a text is needed"),
-        ('output = "tables"', 'outputs = "tables"', "unknown key 'outputs'; known: data, device, engines, job, operators, output, plugins"),
+        (
+            'output = "tables"',
+            'outputs = "tables"',
+            "unknown key 'outputs'; known: data, device, engines, job, operators, output, plugins",
+        ),
         (
             "limit = 5",
             "limits = 5",

@@ -21,7 +21,7 @@ from typing import Any
 
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file, sha256_file
-from trtopt.core.foreign import essence, place
+from trtopt.core.foreign import essence, own_imports, place
 from trtopt.core.library_output import importing
 
 PLUGINS = "TRTOPT_PLUGINS"  # variable of the environment: libraries and modules, as PATH has folders
@@ -142,15 +142,15 @@ def known(domain: str, op: str) -> Operator | None:
 
         return nvidia_plugins.OPERATORS[op]
     torch = sys.modules.get("torch")
-    if (
-        torch is None
-        or not domain.replace("_", "a").isidentifier()
-        or not op.isidentifier()
-        or domain in ("aten", "prim")
-    ):
+    if torch is None or not (domain.isidentifier() and op.isidentifier()) or domain in ("aten", "prim"):
         return None
-    packet = getattr(getattr(torch.ops, domain), op, None)
-    return None if packet is None else _of_torch(torch, f"{domain}::{op}", packet.default)
+    overload = getattr(getattr(getattr(torch.ops, domain), op, None), "default", None)
+    return None if overload is None else _of_torch(torch, f"{domain}::{op}", overload)
+
+
+def with_kernels(names: Iterable[str]) -> list[Operator]:
+    """Return the registered operators of these names, without domains, that have a kernel."""
+    return [item for (_, op), item in list(_operators.items()) if item.kernel is not None and op in names]
 
 
 def digest(operators: Iterable[Operator]) -> str:
@@ -173,9 +173,7 @@ def load(request: Any) -> None:
     for item in _each(getattr(request, "operators", ())):
         load_reference(item)
     for item in _each(getattr(request, "plugins", ())):
-        path = existing_file(item, "the plugin").resolve()
-        with _lock:
-            _plugins.setdefault(path)
+        add_plugin(existing_file(item, "the plugin").resolve())
 
 
 def _each(given: Any) -> tuple[Any, ...]:
@@ -184,7 +182,7 @@ def _each(given: Any) -> tuple[Any, ...]:
 
 
 def add_plugin(path: Path) -> None:
-    """Note a plugin library that was compiled."""
+    """Note a plugin library, which TensorRT loads when it is next used."""
     with _lock:
         _plugins.setdefault(path)
 
@@ -209,8 +207,7 @@ def run_file(path: Path) -> None:
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} isn't a Python file: its name has to end in .py")
     module = importlib.util.module_from_spec(spec)
-    with importing:
-        before = list(sys.path)
+    with importing, own_imports():
         sys.path.insert(0, str(path.parent))
         sys.modules[name] = module
         try:
@@ -219,8 +216,6 @@ def run_file(path: Path) -> None:
             sys.modules.pop(name, None)
             where = f" ({location})" if (location := place(error)) else ""
             raise UsageError(f"{path} can't be imported: {type(error).__name__}: {essence(error)}{where}") from error
-        finally:
-            sys.path[:] = before
 
 
 def _key(name: str) -> tuple[str, str]:

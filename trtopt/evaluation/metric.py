@@ -16,9 +16,10 @@ import numpy as np
 
 from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.files import existing_file, whole
+from trtopt.core.foreign import own_imports
 from trtopt.core.library_output import importing
 from trtopt.data.rebatch import Arrays
-from trtopt.frontend.factories import named, own_imports
+from trtopt.frontend.factories import named
 
 REFERENCE = "reference"  # an argument of the function
 

@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import inspect
 import operator
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,30 +43,6 @@ def parse_argument(text: str) -> tuple[str, Any]:
     with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return name, ast.literal_eval(value)
     return name, value
-
-
-@contextlib.contextmanager
-def own_imports() -> Iterator[None]:
-    """Give sys.path back as it was, and forget the modules that came from folders which were on it only meanwhile.
-
-    Otherwise another folder's module of the same name couldn't be opened afterwards.
-    """
-    path, modules = list(sys.path), set(sys.modules)
-    try:
-        yield
-    finally:
-        folders = {os.path.realpath(folder) for folder in sys.path if folder not in path}
-        sys.path[:] = path
-        new = set(sys.modules) - modules
-        gone: set[str] = set()
-        for name in (name for name in new if "." not in name):  # it lies in the folder of its file, or of its package
-            module = sys.modules[name]
-            places = list(getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""])
-            if folders & {str(Path(item).resolve().parent) for item in places if item}:
-                gone.add(name)
-        for name in new:
-            if name.partition(".")[0] in gone:
-                del sys.modules[name]
 
 
 def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder: Path | None = None) -> Any:

@@ -14,11 +14,11 @@ from typing import Any
 
 from trtopt.core.errors import ModelError, UsageError, require
 from trtopt.core.files import existing_file
-from trtopt.core.foreign import essence
+from trtopt.core.foreign import essence, own_imports
 from trtopt.core.library_output import importing, quiet
 from trtopt.core.values import Profile, TensorInfo
 from trtopt.core.words import first_of
-from trtopt.frontend.factories import SEED, make, making, own_imports
+from trtopt.frontend.factories import SEED, make, making
 from trtopt.recipes.loader import Recipe, load_recipe
 
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pt2", ".safetensors")

@@ -151,15 +151,13 @@ def custom_nodes(proto: ModelProto) -> list[NodeProto]:
 
 def attributes_of(node: NodeProto) -> dict[str, Any]:
     """Return a node's attributes as a reference takes them: texts as str, tensors as arrays."""
-    found = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    return {
-        name: value.decode()
-        if isinstance(value, bytes)
-        else to_array(value)
-        if isinstance(value, TensorProto)
-        else value
-        for name, value in found.items()
-    }
+    found: dict[str, Any] = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    for name, value in found.items():
+        if isinstance(value, bytes):
+            found[name] = value.decode()
+        elif isinstance(value, TensorProto):
+            found[name] = to_array(value)
+    return found
 
 
 def operators_in(proto: ModelProto) -> list[Operator]:

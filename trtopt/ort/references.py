@@ -43,6 +43,7 @@ class SplitSession:
         self.wanted = [*declared] if outputs is None else list(outputs)
         self._outputs = [declared.get(name) or ValueInfoProto(name=name) for name in self.wanted]
         self._types = inferred_values(proto)
+        self._constant = {name: to_array(self._weights[name]) for name in self.wanted if name in self._weights}
         self._proto, self._open = proto, open_part
         self._providers = ["CPUExecutionProvider"]
         later, steps = {*self.wanted}, list[list[Part]]()
@@ -62,7 +63,7 @@ class SplitSession:
 
     def run(self, outputs: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
         """Return these outputs, or all, in that order."""
-        values = dict(feed)
+        values = {**self._constant, **feed}
         for step in self._steps:
             values.update(step(values))
         return [values[name] for name in (self.wanted if outputs is None else outputs)]

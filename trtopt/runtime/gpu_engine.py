@@ -9,14 +9,14 @@ from typing import Any
 
 from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, whole, write_bytes
-from trtopt.core.operators import plugins
+from trtopt.core.operators import plugins, with_kernels
 from trtopt.cuda.device import Device, DeviceInfo, probe
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Signature, signature
 from trtopt.engine.manifest import Manifest
 from trtopt.runtime.request import OpeningOptions
 from trtopt.runtime.slot_pool import CLOSED
-from trtopt.trt import plan_loader
+from trtopt.trt import kernels, plan_loader
 from trtopt.trt.loader import Loader
 from trtopt.trt.plans import LoadedEngine, host_code_refused, plan_origin, unrecorded
 
@@ -82,6 +82,10 @@ def _check_plan(engine: Path, plan: bytes, manifest: Manifest, loader: Loader, o
         raise EngineMismatch(f"{made}: {why}")
     if manifest.origin.carries and not options.trust_host_code:
         raise host_code_refused(engine.name)
+    used = {name for item in manifest.plugins for name in item["creators"]}
+    if manifest.plugins and (found := with_kernels(used)):
+        capability = Device(ordinals(options.device, options.devices)[0]).info.compute_capability
+        kernels.provide(found, loader.version, capability, rtx=loader.family == "rtx")
     manifest.check_plugins(engine, plugins())
     manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
     if manifest.spec.get("strip") and options.weights is None:

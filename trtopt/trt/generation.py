@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from trtopt.core import operators
 from trtopt.core.errors import (
     BackendError,
     BuildFailed,
@@ -176,18 +175,12 @@ class Generation(Loader):
         return (*ours, *(issue for issue in theirs if issue.node not in nodes and (issue.node or not ours)))
 
     def compile_operators(self, graph: ModelProto, spec: BuildSpec, reporter: Reporter = SILENT) -> None:
-        """Make the plugins of custom operators that have a kernel (`kernels.library`, with its errors), for the GPU here."""
+        """Make the plugins of custom operators that have a kernel, for the GPU here; errors as `kernels.library`."""
         from trtopt.graph.proto import operators_in
 
-        device = self.device(spec)
-        for item in {item.name: item for item in operators_in(graph) if item.kernel is not None}.values():
-            if device is not None:
-                with reporter.phase(f"compiling {item.name}"):
-                    path = kernels.library(item, self.version, device.compute_capability, rtx=self.family == "rtx")
-                operators.add_plugin(path)
-                reporter.note(
-                    f"the plugin of {item.name} is {path}: engines with it need it, `plugins=['{path.name}']`"
-                )
+        if (device := self.device(spec)) is not None:
+            capability, rtx = device.compute_capability, self.family == "rtx"
+            kernels.provide(operators_in(graph), self.version, capability, reporter, rtx=rtx)
 
     def shape_inputs(self, model: Path) -> tuple[tuple[str, int], ...]:
         """Inputs of a model that the parser takes whose values decide shapes, and how many values each has."""

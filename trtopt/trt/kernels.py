@@ -13,12 +13,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trtopt.core.errors import BuildFailed, MissingDependency, UsageError
 from trtopt.core.files import cache_folder, sha256_json, whole, write_bytes
-from trtopt.core.operators import Operator
+from trtopt.core.operators import Operator, add_plugin
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import scratch
 from trtopt.trt.compatibility import numbers
 
@@ -42,6 +43,17 @@ _PLACES = (
     "/usr/local/tensorrt/include",
 )
 _MAJOR = re.compile(r"#define\s+(?:NV_TENSORRT|TRT)_MAJOR(?:_ENTERPRISE|_RTX)?\s+(\d+)")
+
+
+def provide(
+    given: Iterable[Operator], version: str, capability: int, reporter: Reporter = SILENT, *, rtx: bool = False
+) -> None:
+    """Compile the plugins of operators, and note them as the user's own are. Arguments and errors are those of `library`."""
+    for item in {item.name: item for item in given if item.kernel is not None}.values():
+        with reporter.phase(f"compiling {item.name}"):
+            path = library(item, version, capability, rtx=rtx)
+        add_plugin(path)
+        reporter.note(f"the plugin of {item.name} is {path}: engines with it need it, `plugins=['{path.name}']`")
 
 
 def library(operator: Operator, version: str, capability: int, *, rtx: bool = False) -> Path:

@@ -135,7 +135,8 @@ def problems(graph: ModelProto, creators: Sequence[Creator], *, gpu: bool) -> It
         elif unknown := sorted(given.keys() - {*same[0].fields, *PARSERS}):
             has = first_of(same[0].fields, 12) or "none"
             text = f"the plugin doesn't read the attribute {first_of(unknown)}; it reads {has}"
-        elif not gpu:
-            text = "TensorRT-RTX adds a plugin's layer on a GPU alone (1.7.1 ends the process): build it where there is one"
+        if not gpu:
+            without = "TensorRT-RTX adds a plugin's layer on a GPU alone (1.7.1 ends the process): build it where there is one"
+            text = "; ".join(filter(None, [text, without]))
         if text:
             yield Issue(node.name, node.op_type, text)
