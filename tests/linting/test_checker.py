@@ -40,6 +40,8 @@ class FakeGeneration:
     def limits(self, graph: ModelProto) -> tuple[Issue, ...]:
         return ()
 
+    def compile_operators(self, *_: object) -> None: ...
+
     def shape_inputs(self, path: Path) -> tuple[tuple[str, int], ...]:
         return ()
 

@@ -371,6 +371,7 @@ def test_code_that_a_plan_carries_runs_only_by_request(
         embedded=None,
         classes=None,
         check_plan=lambda *_: None,
+        plugins=(),
         check_plugins=lambda *_: (),
         built_for=(),
         inputs=(),
