@@ -91,25 +91,8 @@ class Session(OpenEngine, AbstractContextManager["Session"]):
         plugins: Sequence[str] | str = (),
         operators: Sequence[str] | str = (),
     ) -> None:
-        options = OpeningOptions(
-            *(
-                device,
-                devices,
-                backend,
-                contexts,
-                queue,
-                graphs,
-                memory,
-                trust,
-                trust_host_code,
-                weights,
-                calib,
-                threads,
-            ),
-            plugins=plugins,
-            operators=operators,
-        )
-        self._open(engine, options)
+        options = {name: value for name, value in locals().items() if name not in ("self", "engine")}
+        self._open(engine, OpeningOptions(**options))
         self._queue, self._places = queue, threading.BoundedSemaphore(queue)
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
         self._workers: ThreadPoolExecutor | None = None
