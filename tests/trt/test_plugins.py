@@ -17,6 +17,7 @@ from graphs import values
 from standins import VERSIONS, Simulation
 
 import trtopt
+from trtopt.builder.request import BuildRequest
 from trtopt.core import operators
 from trtopt.core.errors import EngineMismatch, UnsupportedOperator, UsageError
 from trtopt.engine.manifest import load_manifest
@@ -133,3 +134,12 @@ def test_an_operator_with_the_name_of_one_of_onnx_is_refused(stand_in: Install, 
     operators.operator("acme::Gelu", shapes=lambda x, beta, **_: [x])(lambda x, beta, scale=1.0: x)
     report = trtopt.check(custom_net(op="Gelu"))
     assert any("takes it for ONNX's own operator" in item.message for item in report.findings if item.level == "error")
+
+
+def test_a_known_engine_depends_on_the_files_of_its_operators(folder: Path) -> None:
+    from trtopt.runtime import stored
+
+    request = BuildRequest(folder / "custom.onnx", "e", int8=True, operators=(str(folder / "ops.py"),), plugins=())
+    operators.load(request)
+    found = stored._stamps(request)
+    assert found is not None and str(folder / "ops.py") in found

@@ -167,6 +167,12 @@ def plugins() -> tuple[Path, ...]:
     )
 
 
+def files() -> tuple[Path, ...]:
+    """Return every file that was named or that an operator names: plugins, references and kernels."""
+    kernels = (item.kernel for item in list(_operators.values()) if item.kernel is not None)
+    return tuple(dict.fromkeys([*plugins(), *_references, *kernels]))
+
+
 def load(request: Any) -> None:
     """Load the references that a request names, and note its plugins for TensorRT. UsageError where a file isn't there, or
     fails."""

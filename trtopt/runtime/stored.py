@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trtopt.builder.request import BuildRequest
+from trtopt.core import operators
 from trtopt.core.documents import Damaged
 from trtopt.core.errors import EngineError, TrtoptError, UsageError
 from trtopt.core.options import taking
@@ -106,6 +107,7 @@ def _question(request: BuildRequest) -> dict[str, Any] | None:
         if isinstance(options[name], (str, os.PathLike)) and Path(options[name]).exists():
             options[name] = os.path.realpath(options[name])
     options["save_onnx"] = options["save_onnx"] is not None
+    options["plugins"] = list(operators.plugins())
     generation, gpus = select(request.backend), probe()
     gpu = next((str(info) for info in gpus.devices if info.ordinal == request.device), None)
     try:
@@ -127,4 +129,4 @@ def _stamps(request: BuildRequest) -> dict[str, tuple[int, ...]] | None:
         weights = external_files(paths[0]).values()
     except Exception:  # the build says it better
         return None
-    return stamps([*(path for path in paths if path.exists()), *weights])
+    return stamps([*(path for path in paths if path.exists()), *weights, *operators.files()])
