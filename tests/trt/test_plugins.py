@@ -21,6 +21,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.core import operators
 from trtopt.core.errors import EngineMismatch, UnsupportedOperator, UsageError
 from trtopt.engine.manifest import load_manifest
+from trtopt.runtime import stored
 from trtopt.trt import plugins
 from trtopt.trt.generation import Generation
 
@@ -136,9 +137,8 @@ def test_an_operator_with_the_name_of_one_of_onnx_is_refused(stand_in: Install, 
     assert any("takes it for ONNX's own operator" in item.message for item in report.findings if item.level == "error")
 
 
-def test_a_known_engine_depends_on_the_files_of_its_operators(folder: Path) -> None:
-    from trtopt.runtime import stored
-
+def test_a_known_engine_depends_on_the_files_of_its_operators(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.engine.store.SETTLED", -10)  # seconds: files just written count as old
     request = BuildRequest(folder / "custom.onnx", "e", int8=True, operators=(str(folder / "ops.py"),), plugins=())
     operators.load(request)
     found = stored._stamps(request)
