@@ -2,8 +2,8 @@
 
     python benchmarks/custom.py FOLDER [--level N]
 
-FOLDER is what benchmarks/custom_inputs.py wrote. The plugins are compiled here, of `trtopt init operator`'s kernel and of
-benchmarks/custom/deform.cu. Each network is built in FP16 and INT8, both ways, run on its 64 inputs, held against PyTorch's
+FOLDER is what benchmarks/custom_inputs.py wrote. The plugins are compiled here, of `trtopt init operator`'s kernel, of
+benchmarks/custom/deform.cu and of what Triton made of benchmarks/custom/normgelu.py. Each network is built in FP16 and INT8, both ways, run on its 64 inputs, held against PyTorch's
 results, and timed in turns at batch 1 and 32.
 """
 
@@ -32,8 +32,8 @@ ROUNDS = 9
 
 def engines(folder: Path, name: str, level: int) -> dict[str, Path]:
     """Build each way; what can't be built is said and left out."""
-    operators = {"deform": Path(__file__).parent / "custom" / "deform.py", "swish": folder / "swish_operator.py"}[name]
-    if not operators.is_file():
+    operators = Path(__file__).parent / "custom" / "deform.py" if name == "deform" else folder / f"{name}_operator.py"
+    if not operators.is_file():  # swish
         trtopt.init("operator", name="acme::swish", output=operators)
     made = {}
     for kind in ("", ".standard"):
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--level", type=int, default=2)
     given = parser.parse_args()
-    made = {name: engines(given.folder, name, given.level) for name in ("swish", "deform")}
+    made = {name: engines(given.folder, name, given.level) for name in ("swish", "deform", "normgelu")}
     print("| network | way | ms at batch 1, 32 | dB to PyTorch |\n|---|---|---|---|")
     for name, paths in made.items():
         measure(given.folder, name, paths)

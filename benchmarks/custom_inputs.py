@@ -2,8 +2,8 @@
 
     python benchmarks/custom_inputs.py FOLDER
 
-writes for each of `swish` (`trtopt init operator`'s Swish, its slopes drawn) and `deform` (three layers of multi-scale
-deformable attention on two levels) NAME.onnx, NAME.standard.onnx, NAME.npz (64 inputs) and NAME.expected.npz.
+writes for each of `swish` (`trtopt init operator`'s Swish, its slopes drawn), `deform` (three layers of multi-scale
+deformable attention on two levels) and `normgelu` (LayerNormalization and GELU in one) NAME.onnx, NAME.standard.onnx, NAME.npz (64 inputs) and NAME.expected.npz.
 """
 
 # ruff: noqa: TID251  (this makes PyTorch modules)
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,36 @@ def swishes(custom: bool) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 100))
 
 
+@torch.library.custom_op("acme::normgelu", mutates_args=())
+def normgelu(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    return F.gelu(F.layer_norm(x, scale.shape, scale, bias, eps))
+
+
+@normgelu.register_fake
+def _(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Mixer(nn.Module):
+    """Layers of a feed-forward network on 256 patches, each with LayerNormalization and GELU between its products."""
+
+    def __init__(self, custom: bool) -> None:
+        super().__init__()
+        self.custom, self.stem = custom, nn.Conv2d(3, 256, 8, 8)
+        self.wide, self.narrow = (
+            nn.ModuleList(nn.Linear(*sizes) for _ in range(4)) for sizes in ((256, 512), (512, 256))
+        )
+        self.norms, self.head = nn.ModuleList(nn.LayerNorm(512) for _ in range(4)), nn.Linear(256, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.stem(x).flatten(2).transpose(1, 2)
+        for wide, norm, narrow in zip(self.wide, self.norms, self.narrow):
+            values = wide(tokens)
+            values = normgelu(values, norm.weight, norm.bias) if self.custom else F.gelu(norm(values))
+            tokens = tokens + narrow(values)
+        return self.head(tokens.mean(1))
+
+
 class Attention(nn.Module):
     """A layer of Deformable DETR's encoder: every position looks at `points` places of each level around its own."""
 
@@ -132,7 +164,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    makers: dict[str, Any] = {"swish": swishes, "deform": Deform}
+    makers: dict[str, Any] = {"swish": swishes, "deform": Deform, "normgelu": Mixer}
     samples = np.random.default_rng(0).standard_normal((64, *INPUT[1:]), np.float32)
     for name, maker in makers.items():
         for custom in (True, False):
@@ -143,6 +175,7 @@ def main() -> None:
         with torch.no_grad():
             np.savez(folder / f"{name}.expected.npz", output=module(torch.from_numpy(samples)).numpy())
         print(name, flush=True)
+    subprocess.run([sys.executable, Path(__file__).parent / "custom" / "normgelu.py", folder], check=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from graphs import values, written
 from onnx import ModelProto, helper
 
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core.errors import CalibrationError, UsageError
+from trtopt.core.errors import CalibrationError, ModelError, UsageError
 from trtopt.core.operators import load_reference, operator
 from trtopt.core.values import Precision
 from trtopt.evaluation.per_layer import verdict
@@ -186,3 +186,14 @@ def test_results_of_another_type_are_said_by_the_operator() -> None:
     net.opset_import.add(domain="acme", version=1)
     x = values(4, 3)
     assert np.array_equal(OnnxRunner(net, optimize=True)({"x": x})["y"], x.argmax(1))
+
+
+def test_bodies_of_control_flow_call_no_reference() -> None:
+    operator("acme::Twice", shapes=lambda x: [x])(lambda x: 2 * x)
+    net = written(
+        """(float[n,3] x, bool c) => (float[n,3] y) { y = If (c) <
+        then_branch = t () => (float[n,3] a) { a = acme.Twice (x) }, else_branch = e () => (float[n,3] b) { b = Relu (x) }> }"""
+    )
+    net.opset_import.add(domain="acme", version=1)
+    with pytest.raises(ModelError, match="references aren't called in the bodies of If, Loop and Scan"):
+        OnnxRunner(net, optimize=True)

@@ -173,14 +173,15 @@ def prepare(
     foreign = sorted(
         {f"{node.op_type} of {node.domain}" for node in custom_nodes(proto) if known(node.domain, node.op_type) is None}
     )
-    plugin = f"TensorRT takes {first_of(foreign, 3)} with a plugin alone; `trtopt check` names such parts"
+    plugin = f"{first_of(foreign, 3)} is known to nobody here: name what it computes, `operators=['OPS.py']`, and its plugin "
+    plugin += "for TensorRT, `plugins=['LIB.so']` (docs/custom-operators.md)"
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
         if any(node.op_type in CONTROL_FLOW for node in proto.graph.node):
             decide = how_to_decide(proto)
             reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")
         why = "; ".join(reasons) or "it has no Conv, ConvTranspose, Gemm or MatMul"
-        # a build refuses plugins, too
+        # a build without a plugin refuses, too
         instead = f"besides, {plugin}" if foreign else "build it with `fp16=True`"
         raise CalibrationError(f"there is nothing to quantize in the model: {why}; {instead}")
     if foreign:

@@ -18,6 +18,7 @@ from trtopt.core.errors import ModelError, TrtoptError, require
 from trtopt.core.files import whole, write_bytes
 from trtopt.core.host import cores
 from trtopt.core.library_output import quiet
+from trtopt.core.operators import known
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.opset import at_opset
@@ -174,6 +175,8 @@ def _older(model: ModelProto | str | os.PathLike[str], error: Exception) -> Mode
         twice = ": trtopt check MODEL --fix OUT.onnx gives each a name of its own" * ("same node name" in str(error))
         custom = _UNREGISTERED.search(str(error))
         absent = f"; {WITHOUT.format(f'{custom[1]}::{custom[2]}')}" if custom else ""
+        if custom and known(custom[1], custom[2]) is not None:
+            absent = "; references aren't called in the bodies of If, Loop and Scan: take the control flow out"
         raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}{absent}") from error
     if opset:
         try:

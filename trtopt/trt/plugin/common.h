@@ -15,6 +15,12 @@ inline bool floating(DataType type)
     return type == DataType::kFLOAT || type == DataType::kHALF;
 }
 
+inline bool whole(DataType type)
+{
+    int32_t const number = static_cast<int32_t>(type); // INT32, BOOL, UINT8; INT64, which 8.6 hasn't
+    return number == 3 || number == 4 || number == 5 || number == 8;
+}
+
 inline Attributes defaults()
 {
     Attributes made;
@@ -69,8 +75,8 @@ inline bool supported(int32_t position, DataType const* types, TensorFormat form
         return own == DataType::kFLOAT;
     if (position >= kINPUTS && kOUTPUT_TYPES[position - kINPUTS] >= 0)
         return own == static_cast<DataType>(kOUTPUT_TYPES[position - kINPUTS]);
-    if (!floating(own))
-        return position < kINPUTS;
+    if (!floating(own)) // integers and truths as they come; not the INT8 of a tensor that TensorRT itself quantizes
+        return position < kINPUTS && whole(own);
     for (int32_t other = 0; other < position; ++other)
     {
         bool const fixed = other < kINPUTS ? kFP32_INPUTS[other] : kOUTPUT_TYPES[other - kINPUTS] >= 0;
