@@ -3,8 +3,8 @@
     python benchmarks/custom.py FOLDER [--level N]
 
 FOLDER is what benchmarks/custom_inputs.py wrote. The plugins are compiled here, of `trtopt init operator`'s kernel, of
-benchmarks/custom/deform.cu and of what Triton made of benchmarks/custom/normgelu.py. Each network is built in FP16 and INT8, both ways, run on its 64 inputs, held against PyTorch's
-results, and timed in turns at batch 1 and 32.
+benchmarks/custom/deform.cu and of what Triton made of benchmarks/custom/normgelu.py. Each network is built in FP16 and INT8,
+both ways, run on its 64 inputs, held against PyTorch's results, and timed in turns at batch 1 and 32.
 """
 
 from __future__ import annotations

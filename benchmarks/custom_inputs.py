@@ -3,7 +3,8 @@
     python benchmarks/custom_inputs.py FOLDER
 
 writes for each of `swish` (`trtopt init operator`'s Swish, its slopes drawn), `deform` (three layers of multi-scale
-deformable attention on two levels) and `normgelu` (LayerNormalization and GELU in one) NAME.onnx, NAME.standard.onnx, NAME.npz (64 inputs) and NAME.expected.npz.
+deformable attention on two levels) and `normgelu` (LayerNormalization and GELU in one) NAME.onnx, NAME.standard.onnx,
+NAME.npz (64 inputs) and NAME.expected.npz.
 """
 
 # ruff: noqa: TID251  (this makes PyTorch modules)
