@@ -37,3 +37,23 @@ def custom_net(attributes: str = "scale = 2.0", op: str = "Swishy") -> ModelProt
     net = written(text, beta=values(1, 16, 1, 1, seed=2), **weights)
     net.opset_import.add(domain="acme", version=1)
     return net
+
+
+def detector() -> ModelProto:
+    """Return x (n, 3, 16, 16) → two convolutions → boxes and scores → EfficientNMS_TRT."""
+    limits = (
+        "score_threshold = 0.4, iou_threshold = 0.5, max_output_boxes = 10, background_class = -1, score_activation = 0"
+    )
+    net = written(
+        f"""(float[n,3,16,16] x) => (int32[n,1] count, float[n,10,4] boxes, float[n,10] scores, int32[n,10] classes) {{
+        a = Conv <pads = [1,1,1,1]> (x, w1) r = Relu (a) h = Conv <strides = [2,2]> (r, w2) t = Transpose <perm = [0,2,3,1]> (h)
+        l = Reshape (t, form) c, s = Split <axis = 2> (l, parts) p = Sigmoid (s)
+        [nms] count, boxes, scores, classes = TRT.EfficientNMS_TRT <{limits}, class_agnostic = 0,
+        box_coding = 1> (c, p) }}""",
+        w1=values(16, 3, 3, 3, scale=0.2),
+        w2=values(7, 16, 2, 2, seed=1, scale=0.2),
+        form=np.array([0, -1, 7]),
+        parts=np.array([4, 3]),
+    )
+    net.opset_import.add(domain="TRT", version=1)
+    return net

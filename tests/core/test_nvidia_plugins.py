@@ -9,7 +9,8 @@ import onnx
 import pytest
 import torch  # noqa: TID251
 import torch.nn.functional as F  # noqa: N812, TID251
-from graphs import values, written
+from custom import detector
+from graphs import values
 from onnx import ModelProto, helper
 from torchvision.ops import batched_nms, nms
 
@@ -81,28 +82,8 @@ def test_group_normalization_is_pytorchs() -> None:
     assert np.allclose(group_normalization(x, scale, bias, num_groups=4), wanted.numpy(), atol=1e-5)
 
 
-def _detector() -> ModelProto:
-    """Return x (n, 3, 16, 16) → two convolutions → boxes and scores → EfficientNMS_TRT."""
-    limits = (
-        "score_threshold = 0.4, iou_threshold = 0.5, max_output_boxes = 10, background_class = -1, score_activation = 0"
-    )
-    net = written(
-        f"""(float[n,3,16,16] x) => (int32[n,1] count, float[n,10,4] boxes, float[n,10] scores, int32[n,10] classes) {{
-        a = Conv <pads = [1,1,1,1]> (x, w1) r = Relu (a) h = Conv <strides = [2,2]> (r, w2) t = Transpose <perm = [0,2,3,1]> (h)
-        l = Reshape (t, form) c, s = Split <axis = 2> (l, parts) p = Sigmoid (s)
-        [nms] count, boxes, scores, classes = TRT.EfficientNMS_TRT <{limits}, class_agnostic = 0,
-        box_coding = 1> (c, p) }}""",
-        w1=values(16, 3, 3, 3, scale=0.2),
-        w2=values(7, 16, 2, 2, seed=1, scale=0.2),
-        form=np.array([0, -1, 7]),
-        parts=np.array([4, 3]),
-    )
-    net.opset_import.add(domain="TRT", version=1)
-    return net
-
-
 def test_a_detector_that_ends_in_a_plugin_is_calibrated_and_run(tmp_path: Path) -> None:
-    net = _detector()
+    net = detector()
     shapes = {name: tensor_info(value) for name, value in inferred_values(net).items()}
     assert shapes["boxes"].shape == ("n", 10, 4) and shapes["count"].dtype == "int32"
     x = values(40, 3, 16, 16)
