@@ -143,3 +143,12 @@ def test_a_known_engine_depends_on_the_files_of_its_operators(folder: Path, monk
     operators.load(request)
     found = stored._stamps(request)
     assert found is not None and str(folder / "ops.py") in found
+
+
+def test_a_known_engine_depends_on_operators_without_a_file(stand_in: Install, folder: Path) -> None:
+    stand_in("10.16.1")
+    request = BuildRequest(folder / "custom.onnx", "e", fp16=True)
+    operators.operator("acme::Swishy")(lambda x, beta, scale=1.0: x)
+    first = stored._question(request)
+    operators.operator("acme::Swishy")(lambda x, beta, scale=1.0: -x)
+    assert first is not None and first != stored._question(request)

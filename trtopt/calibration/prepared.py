@@ -173,7 +173,9 @@ def prepare(
     foreign = sorted(
         {f"{node.op_type} of {node.domain}" for node in custom_nodes(proto) if known(node.domain, node.op_type) is None}
     )
-    plugin = f"nothing here knows {first_of(foreign, 3)}: name what computes it, `operators=['OPS.py']`, and its plugin for "
+    plugin = (
+        f"nothing here knows {first_of(foreign, 3)}: name what computes it, `operators=['OPS.py']`, and its plugin for "
+    )
     plugin += "TensorRT, `plugins=['LIB.so']` (docs/custom-operators.md)"
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]

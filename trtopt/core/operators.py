@@ -150,13 +150,19 @@ def known(domain: str, op: str) -> Operator | None:
 
 def with_kernels(names: Iterable[str]) -> list[Operator]:
     """Return the registered operators of these names, without domains, that have a kernel."""
-    return [item for (_, op), item in list(_operators.items()) if item.kernel is not None and op in names]
+    return [item for item in registered() if item.kernel is not None and item.name.rpartition("::")[2] in names]
 
 
 def digest(operators: Iterable[Operator]) -> str:
     """Return SHA-256 of what references are made of, for keys of what depends on them; empty: there are none."""
     sources = sorted({f"{item.name}\0{item.source}" for item in operators})
     return hashlib.sha256("\n".join(sources).encode()).hexdigest() if sources else ""
+
+
+def registered() -> list[Operator]:
+    """Return the operators that this process has registered."""
+    with _lock:
+        return list(_operators.values())
 
 
 def plugins() -> tuple[Path, ...]:
@@ -169,7 +175,7 @@ def plugins() -> tuple[Path, ...]:
 
 def files() -> tuple[Path, ...]:
     """Return every file that was named or that an operator names: plugins, references and kernels."""
-    kernels = (item.kernel for item in list(_operators.values()) if item.kernel is not None)
+    kernels = (item.kernel for item in registered() if item.kernel is not None)
     return tuple(dict.fromkeys([*plugins(), *_references, *kernels]))
 
 

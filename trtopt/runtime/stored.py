@@ -107,7 +107,7 @@ def _question(request: BuildRequest) -> dict[str, Any] | None:
         if isinstance(options[name], (str, os.PathLike)) and Path(options[name]).exists():
             options[name] = os.path.realpath(options[name])
     options["save_onnx"] = options["save_onnx"] is not None
-    options["plugins"] = list(operators.plugins())
+    options |= {"plugins": list(operators.plugins()), "operators": operators.digest(operators.registered())}
     generation, gpus = select(request.backend), probe()
     gpu = next((str(info) for info in gpus.devices if info.ordinal == request.device), None)
     try:
