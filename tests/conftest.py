@@ -152,3 +152,13 @@ def no_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_operators", "_references", "_plugins"):
         monkeypatch.setattr(operators, name, {})
     monkeypatch.delenv(operators.PLUGINS, raising=False)
+
+
+@pytest.fixture
+def operators_file(tmp_path: Path) -> Path:
+    """The Python file that says what acme's operators compute."""
+    from custom import OPERATORS
+
+    path = tmp_path / "ops.py"
+    path.write_text(OPERATORS)
+    return path

@@ -18,16 +18,9 @@ from trtopt.core.operators import digest, known, load, load_reference, operator,
 pytestmark = pytest.mark.usefixtures("no_operators")
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "ops.py"
-    path.write_text(OPERATORS)
-    return path
-
-
-def test_a_file_registers_the_operators_of_a_request(file: Path) -> None:
+def test_a_file_registers_the_operators_of_a_request(operators_file: Path) -> None:
     before, modules = list(sys.path), set(sys.modules)
-    load(SimpleNamespace(operators=str(file)))
+    load(SimpleNamespace(operators=str(operators_file)))
     found = known("acme", "Swishy")
     assert found is not None and known("other", "Swishy") is None
     x = values(2, 3)
@@ -47,27 +40,27 @@ def test_a_name_without_a_domain_is_known_in_any() -> None:
         operator("Twice", types=("int8",))
 
 
-def test_a_changed_file_is_loaded_again_and_has_another_digest(file: Path) -> None:
-    load_reference(file)
+def test_a_changed_file_is_loaded_again_and_has_another_digest(operators_file: Path) -> None:
+    load_reference(operators_file)
     first = known("acme", "Swishy")
-    load_reference(file)
+    load_reference(operators_file)
     assert known("acme", "Swishy") is first and first is not None
-    file.write_text(OPERATORS.replace("scale * x", "2 * scale * x"))
-    load_reference(file)
+    operators_file.write_text(OPERATORS.replace("scale * x", "2 * scale * x"))
+    load_reference(operators_file)
     second = known("acme", "Swishy")
     assert second is not None and digest([second]) != digest([first]) and digest([]) == ""
 
 
-def test_faults_of_the_users_own_code_are_told_with_their_place(file: Path) -> None:
-    file.write_text("import nowhere_to_be_found\n")
+def test_faults_of_the_users_own_code_are_told_with_their_place(operators_file: Path) -> None:
+    operators_file.write_text("import nowhere_to_be_found\n")
     for _ in range(2):  # not taken for loaded
         with pytest.raises(UsageError, match=r"ops.py can't be imported: ModuleNotFoundError.*line 1"):
-            load_reference(file)
-    file.write_text("raise SystemExit(3)")
+            load_reference(operators_file)
+    operators_file.write_text("raise SystemExit(3)")
     with pytest.raises(UsageError, match="SystemExit"):
-        load_reference(file)
+        load_reference(operators_file)
     with pytest.raises(UsageError, match="doesn't exist"):
-        load_reference(file.parent / "absent.py")
+        load_reference(operators_file.parent / "absent.py")
     with pytest.raises(UsageError, match=r"has to end in \.py"):
         load_reference(Path(__file__).parents[2] / "pyproject.toml")
 

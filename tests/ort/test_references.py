@@ -29,13 +29,6 @@ pytestmark = pytest.mark.usefixtures("no_operators")
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "ops.py"
-    path.write_text(OPERATORS)
-    return path
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     onnx.save(custom_net(), tmp_path / "custom.onnx")
     return tmp_path / "custom.onnx"
@@ -72,8 +65,8 @@ def _standard(net: ModelProto) -> ModelProto:
 
 
 @pytest.mark.parametrize("optimize", [False, True])
-def test_it_computes_what_the_standard_graph_does(file: Path, model: Path, optimize: bool) -> None:
-    load_reference(file)
+def test_it_computes_what_the_standard_graph_does(operators_file: Path, model: Path, optimize: bool) -> None:
+    load_reference(operators_file)
     x = values(5, 3, 16, 16)
     found = OnnxRunner(model, optimize=optimize)({"x": x})
     wanted = OnnxRunner(_standard(onnx.load(model)), optimize=optimize)({"x": x})
@@ -82,8 +75,8 @@ def test_it_computes_what_the_standard_graph_does(file: Path, model: Path, optim
         assert found[name].dtype == array.dtype and np.allclose(found[name], array, atol=1e-5)
 
 
-def test_a_session_gives_any_tensor_and_runs_no_more_than_it_needs(file: Path, model: Path) -> None:
-    load_reference(file)
+def test_a_session_gives_any_tensor_and_runs_no_more_than_it_needs(operators_file: Path, model: Path) -> None:
+    load_reference(operators_file)
     x = values(2, 3, 16, 16)
     session = open_session(onnx.load(model), outputs=["d", "a"])
     assert [item.name for item in session.get_outputs()] == ["d", "a"]
@@ -105,10 +98,10 @@ def test_a_session_gives_any_tensor_and_runs_no_more_than_it_needs(file: Path, m
     assert calls == [2.0]
 
 
-def test_shapes_and_types_go_through_custom_operators(file: Path, model: Path) -> None:
+def test_shapes_and_types_go_through_custom_operators(operators_file: Path, model: Path) -> None:
     without = inferred_values(onnx.load(model))
     assert "b" not in without
-    load_reference(file)
+    load_reference(operators_file)
     found = inferred_values(onnx.load(model))
     assert tensor_info(found["e"]).shape == ("n", 16, 16, 16) and tensor_info(found["c"]).dtype == "float32"
     folded = to_ir(prepare(load_model(model)).proto)
@@ -133,12 +126,14 @@ def test_what_the_file_says_of_a_custom_operators_results_stays(model: Path) -> 
     assert tensor_info(inferred_values(folded)["c"]).shape == ("n", 16, 16, 16)
 
 
-def test_calibration_is_that_of_the_standard_graph(file: Path, model: Path, samples: Path, tmp_path: Path) -> None:
+def test_calibration_is_that_of_the_standard_graph(
+    operators_file: Path, model: Path, samples: Path, tmp_path: Path
+) -> None:
     said = onnx.load(model)
     said.graph.value_info.append(helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, ["n", 16, 16, 16]))
     with pytest.raises(CalibrationError, match=r"nothing here computes the operator acme::Swishy.*operators="):
         calibrate(said, tmp_path / "t.calib.json", data=samples)
-    found = calibrate(model, tmp_path / "t.calib.json", data=samples, operators=[str(file)]).table
+    found = calibrate(model, tmp_path / "t.calib.json", data=samples, operators=[str(operators_file)]).table
     standard = tmp_path / "standard.onnx"
     onnx.save(_standard(onnx.load(model)), standard)
     wanted = calibrate(standard, tmp_path / "s.calib.json", data=samples).table
@@ -147,20 +142,22 @@ def test_calibration_is_that_of_the_standard_graph(file: Path, model: Path, samp
 
 
 def test_a_changed_reference_is_not_taken_from_the_cache(
-    file: Path, model: Path, samples: Path, tmp_path: Path
+    operators_file: Path, model: Path, samples: Path, tmp_path: Path
 ) -> None:
-    first = calibrate(model, tmp_path / "t.calib.json", data=samples, operators=str(file)).table
-    file.write_text(OPERATORS.replace("scale * x", "5 * scale * x"))
-    second = calibrate(model, tmp_path / "t.calib.json", data=samples, operators=str(file)).table
+    first = calibrate(model, tmp_path / "t.calib.json", data=samples, operators=str(operators_file)).table
+    operators_file.write_text(OPERATORS.replace("scale * x", "5 * scale * x"))
+    second = calibrate(model, tmp_path / "t.calib.json", data=samples, operators=str(operators_file)).table
     assert second.amax["b"] > 3 * first.amax["b"]
 
 
-def test_verify_finds_a_wrong_reference_at_its_node(file: Path, model: Path, samples: Path, tmp_path: Path) -> None:
+def test_verify_finds_a_wrong_reference_at_its_node(
+    operators_file: Path, model: Path, samples: Path, tmp_path: Path
+) -> None:
     """The standard graph stands for what is right: its tensors have the custom one's names."""
     wrong, right = tmp_path / "wrong.py", tmp_path / "right.onnx"
     wrong.write_text(OPERATORS.replace("-beta * x", "beta * x"))
     onnx.save(_standard(onnx.load(model)), right)
-    fine = verify(right, model, data=samples, operators=str(file), per_layer=True)
+    fine = verify(right, model, data=samples, operators=str(operators_file), per_layer=True)
     assert fine.layers and min(item.snr_db for item in fine.layers) > 60
     found = verify(right, model, data=samples, operators=str(wrong), per_layer=True)
     assert "swish1 (Swishy) loses most by itself" in verdict(found.layers)

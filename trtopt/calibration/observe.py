@@ -114,9 +114,7 @@ class _GraphRunner:
             try:
                 self.session = open_session(proto, outputs=self.computed, purpose="calibration", **options)
             except ModelError as error:
-                raise CalibrationError(
-                    str(error).replace("load the model", f"load the model {proto.graph.name!r}", 1)
-                ) from error
+                raise CalibrationError(str(error)) from error
         self.sets: queue.SimpleQueue[dict[str, Histogram]] = queue.SimpleQueue()
         for _ in range(workers):
             self.sets.put({name: Histogram() for name in tensors})

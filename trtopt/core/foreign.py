@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import socket
 import sys
@@ -11,7 +12,10 @@ import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from trtopt.core.files import existing_file
 
 _PACKAGES = tuple(
     {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -75,6 +79,23 @@ def own_imports() -> Iterator[None]:
         for name in new:
             if name.partition(".")[0] in gone:
                 del sys.modules[name]
+
+
+def module_of_file(path: Path) -> ModuleType:
+    """The user's own file, whatever installed module has its name; its folder comes first on sys.path, for its siblings."""
+    path = existing_file(path, "the file").resolve()
+    sys.path.insert(0, str(path.parent))
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
 
 
 class NoDownload(ConnectionError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import marshal
 import os
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file, sha256_file
-from trtopt.core.foreign import essence, own_imports, place
+from trtopt.core.foreign import essence, module_of_file, own_imports, place
 from trtopt.core.library_output import importing
 
 PLUGINS = "TRTOPT_PLUGINS"  # variable of the environment: libraries and modules, as PATH has folders
@@ -54,18 +53,15 @@ class Operator:
 
     def __call__(self, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the results for inputs (None where one is left out). UsageError where the reference fails."""
-        given = {name: value for name, value in attributes.items() if name not in PARSERS}
         with self._told(arrays):
-            results = self.reference(*arrays, **given)
-            return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+            return _several(self.reference(*arrays, **_own(attributes)))
 
     def shapes_of(self, shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> tuple[Shape, ...]:
         """Return the results' shapes for those of the inputs. UsageError where the rule fails."""
-        given = {name: value for name, value in attributes.items() if name not in PARSERS}
         if self.shapes is None:
             return ()
         with self._told(shapes):
-            return tuple(map(tuple, self.shapes(*shapes, **given)))
+            return tuple(map(tuple, self.shapes(*shapes, **_own(attributes))))
 
     @contextlib.contextmanager
     def _told(self, inputs: Sequence[Any]) -> Iterator[None]:
@@ -76,6 +72,15 @@ class Operator:
             sizes = ", ".join(str(getattr(item, "shape", item)) for item in inputs)
             what = f"the reference of {self.name} failed on {sizes}"
             raise UsageError(f"{what}: {type(error).__name__}: {essence(error)}{where}") from error
+
+
+def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that are the operator's."""
+    return {name: value for name, value in attributes.items() if name not in PARSERS}
+
+
+def _several(results: Any) -> tuple[Any, ...]:
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 _PRIMES = (1009, 2003, 1013, 2011, 1019, 2017, 1021, 2027, 1031, 2029, 1033, 2039, 1039, 2053, 1049, 2063)  # of sizes
@@ -214,20 +219,14 @@ def load_reference(path: str | os.PathLike[str]) -> None:
 
 def run_file(path: Path) -> None:
     """Import a Python file of the user's own, with its siblings; UsageError says where it failed."""
-    name = f"trtopt_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise UsageError(f"{path} isn't a Python file: its name has to end in .py")
-    module = importlib.util.module_from_spec(spec)
-    with importing, own_imports():
-        sys.path.insert(0, str(path.parent))
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
-            sys.modules.pop(name, None)
-            where = f" ({location})" if (location := place(error)) else ""
-            raise UsageError(f"{path} can't be imported: {type(error).__name__}: {essence(error)}{where}") from error
+    try:
+        with importing, own_imports():
+            module_of_file(path)
+    except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
+        where = f" ({location})" if (location := place(error)) else ""
+        raise UsageError(f"{path} can't be imported: {type(error).__name__}: {essence(error)}{where}") from error
 
 
 def _key(name: str) -> tuple[str, str]:
@@ -255,8 +254,7 @@ def _of_torch(torch: Any, name: str, overload: Any) -> Operator:
             is_tensor = str(item.type) in ("Tensor", "Optional[Tensor]")
             given.append(next(tensors, None) if is_tensor else attributes.get(item.name, item.default_value))
         with torch.no_grad():
-            results = overload(*given)
-        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+            return _several(overload(*given))
 
     def reference(*arrays: Any, **attributes: Any) -> Any:
         tensors = (None if array is None else torch.tensor(array) for array in arrays)

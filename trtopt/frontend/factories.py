@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
-from trtopt.core.files import existing_file
-from trtopt.core.foreign import essence, offline, place
+from trtopt.core.foreign import essence, module_of_file, offline, place
 from trtopt.core.library_output import quiet
 from trtopt.core.words import first_of
 
@@ -83,7 +82,7 @@ def named(text: str, folder: Path | None = None) -> Any:
         raise UsageError(f"{text}: write package.module:NAME or FILE.py:NAME")
     is_file = module_name.endswith(".py")
     with quiet():
-        module = _module_of_file(Path(folder or "", module_name)) if is_file else _module(module_name)
+        module = module_of_file(Path(folder or "", module_name)) if is_file else _module(module_name)
     return _attribute(module, attribute, text)
 
 
@@ -104,23 +103,6 @@ def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) 
                 "published weights (`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it) and give "
                 "them as a file: `weights=FILE`"
             ) from error
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    """The user's own file, whatever installed module has its name; its folder comes first on sys.path, for its siblings."""
-    path = existing_file(path, "the file").resolve()
-    sys.path.insert(0, str(path.parent))
-    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"own_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
-    return module
 
 
 def _module(name: str) -> ModuleType:

@@ -187,11 +187,9 @@ def _declare_custom(proto: ModelProto) -> bool:
             if kind and (not old_kind or (old_shape is None and shape is not None)):
                 declared = True
                 info = helper.make_tensor_value_info(name, old_kind or kind, old_shape if shape is None else shape)
-                if name in values:
-                    values[name].CopyFrom(info)
-                else:
+                if name not in values:
                     values[name] = graph.value_info.add()
-                    values[name].CopyFrom(info)
+                values[name].CopyFrom(info)
     return declared
 
 

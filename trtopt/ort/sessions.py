@@ -22,7 +22,7 @@ from trtopt.core.operators import known
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.opset import at_opset
-from trtopt.graph.proto import Links, attribute, operators_in, opset_version, refill, whole_copy
+from trtopt.graph.proto import Links, attribute, in_memory, operators_in, opset_version, refill, whole_copy
 from trtopt.ort.references import WITHOUT, SplitSession
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
@@ -80,7 +80,7 @@ def open_session(
         again = functools.partial(
             open_session, threads=threads, optimize=optimize, memory_pattern=memory_pattern, gpu=gpu, tf32=tf32
         )
-        return SplitSession(whole_copy(model), outputs, lambda part, given: again(part, outputs=given, purpose=purpose))
+        return SplitSession(in_memory(model), outputs, lambda part, given: again(part, outputs=given, purpose=purpose))
     ort = require("onnxruntime", "ort", purpose)
     if not isinstance(model, ModelProto) and os.fsencode(model) != os.fspath(model).encode(errors="replace"):
         raise ModelError(f"ONNX Runtime opens files whose names are UTF-8, which {os.fspath(model)!r} isn't: rename it")
@@ -177,7 +177,8 @@ def _older(model: ModelProto | str | os.PathLike[str], error: Exception) -> Mode
         absent = f"; {WITHOUT.format(f'{custom[1]}::{custom[2]}')}" if custom else ""
         if custom and known(custom[1], custom[2]) is not None:
             absent = "; references aren't called in the bodies of If, Loop and Scan: take the control flow out"
-        raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}{absent}") from error
+        named = f" {model.graph.name!r}" if isinstance(model, ModelProto) else ""
+        raise ModelError(f"ONNX Runtime can't load the model{named}: {error}{twice}{absent}") from error
     if opset:
         try:
             return at_opset(proto, int(newest[1]))

@@ -95,24 +95,9 @@ public:
     }
 };
 
-class Creator : public IPluginCreator
+class Creator : public Listed<IPluginCreator>
 {
 public:
-    std::vector<PluginField> held = fields();
-    PluginFieldCollection collection{static_cast<int32_t>(held.size()), held.data()};
-
-    AsciiChar const* getPluginName() const noexcept override
-    {
-        return kNAME;
-    }
-    AsciiChar const* getPluginVersion() const noexcept override
-    {
-        return "1";
-    }
-    PluginFieldCollection const* getFieldNames() noexcept override
-    {
-        return &collection;
-    }
     IPluginV2* createPlugin(AsciiChar const*, PluginFieldCollection const* given) noexcept override
     {
         auto* made = new Plugin;
@@ -136,10 +121,6 @@ public:
         return made;
     }
     void setPluginNamespace(AsciiChar const*) noexcept override {}
-    AsciiChar const* getPluginNamespace() const noexcept override
-    {
-        return "";
-    }
 };
 } // namespace trtopt
 

@@ -96,28 +96,9 @@ public:
     }
 };
 
-class Creator : public IPluginCreatorV3One
+class Creator : public Listed<IPluginCreatorV3One>
 {
 public:
-    std::vector<PluginField> held = fields();
-    PluginFieldCollection collection{static_cast<int32_t>(held.size()), held.data()};
-
-    AsciiChar const* getPluginName() const noexcept override
-    {
-        return kNAME;
-    }
-    AsciiChar const* getPluginVersion() const noexcept override
-    {
-        return "1";
-    }
-    AsciiChar const* getPluginNamespace() const noexcept override
-    {
-        return "";
-    }
-    PluginFieldCollection const* getFieldNames() noexcept override
-    {
-        return &collection;
-    }
     IPluginV3* createPlugin(AsciiChar const*, PluginFieldCollection const* given, TensorRTPhase) noexcept override
     {
         auto* made = new Plugin;
