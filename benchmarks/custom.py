@@ -4,7 +4,8 @@
 
 FOLDER is what benchmarks/custom_inputs.py wrote. The plugins are compiled here, of `trtopt init operator`'s kernel, of
 benchmarks/custom/deform.cu and of what Triton made of benchmarks/custom/normgelu.py. Each network is built in FP16 and INT8,
-both ways, run on its 64 inputs, held against PyTorch's results, and timed in turns at batch 1 and 32.
+both ways, run on its 64 inputs, held against PyTorch's results, and timed in turns at batch 1 and 32. At batch 1 a call of
+Session with the plugin is timed in turns with a bare loop of a CUDA graph, too.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import statistics
 from pathlib import Path
 from typing import Any
 
 import common  # noqa: F401
 import numpy as np
+from runtime_loops import Bare, in_rounds
 
 import trtopt
 from trtopt.core.errors import TrtoptError
@@ -81,6 +84,30 @@ def measure(folder: Path, name: str, made: dict[str, Path]) -> None:
         print(f"| {name} | {way} | {', '.join(f'{ms:.4f}' for ms in times[way])} | {decibels[way]:.1f} |", flush=True)
 
 
+def calls(folder: Path, name: str, path: Path) -> None:
+    """Time a call with a pinned and with an ordinary array, each over the bare loop's."""
+    array = np.load(folder / f"{name}.npz")["x"][:1]
+    cuda, trt = importlib.import_module("cuda.bindings.runtime"), importlib.import_module("tensorrt")
+    runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+    with Session(path, contexts=1) as session:
+        pinned = session.pinned("x", array.shape)
+        pinned[...] = array
+        bare = Bare(cuda, runtime.deserialize_cuda_engine(path.read_bytes()), [array.shape])
+        bare.places[array.shape][...] = array
+        ways = {
+            "bare": bare.call(array.shape),
+            "pinned": lambda: session.run({"x": pinned}),
+            "bare, copying": bare.copying(array.shape, array),
+            "ordinary": lambda: session.run({"x": array}),
+        }
+        took = in_rounds(ways, rounds=30, calls=40, warmup=100)
+        bare.close()
+    ratios = took["pinned"] / took["bare"], took["ordinary"] / took["bare, copying"]
+    print(
+        f"{path.name}: Session over the bare loop {ratios[0]:.3f} pinned, {ratios[1]:.3f} ordinary; {took['bare']:.1f} µs"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -90,6 +117,9 @@ def main() -> None:
     print("| network | way | ms at batch 1, 32 | dB to PyTorch |\n|---|---|---|---|")
     for name, paths in made.items():
         measure(given.folder, name, paths)
+    for name, paths in made.items():
+        if path := paths.get("custom FP16"):
+            calls(given.folder, name, path)
 
 
 if __name__ == "__main__":

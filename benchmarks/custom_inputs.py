@@ -4,7 +4,8 @@
 
 writes for each of `swish` (`trtopt init operator`'s Swish, its slopes drawn), `deform` (three layers of multi-scale
 deformable attention on two levels) and `normgelu` (LayerNormalization and GELU in one) NAME.onnx, NAME.standard.onnx,
-NAME.npz (64 inputs) and NAME.expected.npz.
+NAME.npz (64 inputs) and NAME.expected.npz. And two networks for TensorRT's own plugins, with their data: `detect` (a YOLO with
+EfficientNMS_TRT) and `heads` (a Mask R-CNN's heads on RoiAlign, boxes as an input).
 """
 
 # ruff: noqa: TID251  (this makes PyTorch modules)
@@ -21,9 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+import torchvision
+from networks_inputs import Yolo
+from numpy.typing import NDArray
 from torch import nn
 
 import trtopt
+from trtopt.core import nvidia_plugins
 
 INPUT = ("batch", 3, 128, 128)
 
@@ -160,6 +165,108 @@ class Deform(nn.Module):
         return self.head(tokens.mean(1))
 
 
+@torch.library.custom_op("TRT::EfficientNMS_TRT", mutates_args=())
+def efficient_nms(
+    boxes: torch.Tensor,
+    scores: torch.Tensor,
+    score_threshold: float,
+    iou_threshold: float,
+    max_output_boxes: int,
+    background_class: int,
+    score_activation: int,
+    box_coding: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    found = nvidia_plugins.efficient_nms(
+        boxes.numpy(),
+        scores.numpy(),
+        score_threshold=score_threshold,
+        iou_threshold=iou_threshold,
+        max_output_boxes=max_output_boxes,
+        background_class=background_class,
+        score_activation=score_activation,
+        box_coding=box_coding,
+    )
+    a, b, c, d = map(torch.from_numpy, found)
+    return a, b, c, d
+
+
+@efficient_nms.register_fake
+def _(
+    boxes: torch.Tensor,
+    scores: torch.Tensor,
+    score_threshold: float,
+    iou_threshold: float,
+    max_output_boxes: int,
+    background_class: int,
+    score_activation: int,
+    box_coding: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    whole, batch, most = {"dtype": torch.int32}, boxes.shape[0], max_output_boxes
+    count, classes = boxes.new_empty(batch, 1, **whole), boxes.new_empty(batch, most, **whole)
+    return count, boxes.new_empty(batch, most, 4), boxes.new_empty(batch, most), classes
+
+
+class Detector(nn.Module):
+    """benchmarks/networks_inputs.py's YOLO, its boxes decoded from distributions of distances, then chosen."""
+
+    def __init__(self, side: int = 128) -> None:
+        super().__init__()
+        self.raw = Yolo()
+        strides = (8, 16, 32)
+        places = [torch.arange(side // stride) + 0.5 for stride in strides]
+        grids = [torch.stack(torch.meshgrid(place, place, indexing="xy")).flatten(1) for place in places]
+        self.register_buffer("points", torch.cat(grids, 1)[None])
+        sizes = [torch.full((1, 1, len(place) ** 2), stride) for place, stride in zip(places, strides)]
+        self.register_buffer("strides", torch.cat(sizes, 2))
+        self.register_buffer("bins", torch.arange(16.0).view(1, 1, 16, 1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = torch.cat([level.flatten(2) for level in self.raw(x)], 2)
+        apart = (found[:, :64].unflatten(1, (4, 16)).softmax(2) * self.bins).sum(2)
+        corners = torch.cat([self.points - apart[:, :2], self.points + apart[:, 2:]], 1) * self.strides
+        return efficient_nms(corners.transpose(1, 2), found[:, 64:].sigmoid().transpose(1, 2), 0.5, 0.5, 50, -1, 0, 0)
+
+
+class Heads(nn.Module):
+    """Features of a ResNet-18, eight boxes an image, classes and masks of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torchvision.models.resnet18()
+        self.features = nn.Sequential(
+            whole.conv1, whole.bn1, whole.relu, whole.maxpool, whole.layer1, whole.layer2, whole.layer3
+        )
+        self.lateral = nn.Conv2d(256, 128, 1)
+        self.classes = nn.Sequential(nn.Flatten(), nn.Linear(128 * 49, 256), nn.ReLU(), nn.Linear(256, 81))
+        self.masks = nn.Sequential(
+            nn.Conv2d(128, 128, 3, 1, 1), nn.ReLU(), nn.ConvTranspose2d(128, 64, 2, 2), nn.ReLU(), nn.Conv2d(64, 8, 1)
+        )
+
+    def forward(self, x: torch.Tensor, boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, count = boxes.shape[:2]
+        image = torch.arange(batch, dtype=boxes.dtype)[:, None].expand(batch, count).reshape(-1, 1)
+        rois = torch.cat([image, boxes.reshape(-1, 4)], 1)
+        parts = torchvision.ops.roi_align(self.lateral(self.features(x)), rois, (7, 7), 1 / 16, 2, True)
+        return self.classes(parts).view(batch, count, 81), self.masks(parts).view(batch, count, 8, 14, 14)
+
+
+def detectors(folder: Path, x: NDArray[np.float32]) -> None:
+    corner = 88 * np.random.default_rng(1).random((len(x), 8, 2), np.float32)
+    data: dict[str, dict[str, Any]] = {
+        "detect": {"x": x},
+        "heads": {"x": x, "boxes": np.concatenate([corner, corner + 40], 2)},
+    }
+    for name, maker in (("detect", Detector), ("heads", Heads)):
+        torch.manual_seed(0)
+        module = maker()
+        with torch.no_grad():  # statistics of BatchNormalization as a trained network's: of its inputs
+            (module.raw if name == "detect" else module.features)(torch.from_numpy(x[:32]))
+        shapes = {key: ("batch", *array.shape[1:]) for key, array in data[name].items()}
+        trtopt.export(module.eval(), folder / f"{name}.onnx", inputs=shapes)
+        np.savez(folder / f"{name}.npz", **data[name])
+        print(name, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -176,6 +283,7 @@ def main() -> None:
         with torch.no_grad():
             np.savez(folder / f"{name}.expected.npz", output=module(torch.from_numpy(samples)).numpy())
         print(name, flush=True)
+    detectors(folder, samples)
     subprocess.run([sys.executable, Path(__file__).parent / "custom" / "normgelu.py", folder], check=True)
 
 

@@ -84,7 +84,7 @@ class _Pyramid(torch.nn.Module):
         return self.last(torch.cat(parts, 1))
 
 
-class _Yolo(torch.nn.Module):
+class Yolo(torch.nn.Module):
     """Backbone, neck and raw heads as YOLOv8-n's (Jocher et al., 2023); what decodes boxes isn't here."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Yolo(torch.nn.Module):
 SMALL: dict[str, Callable[[], Any]] = {
     "convnext_small4": lambda: _convnext((48, 96, 192, 384), (1, 1, 2, 1)),
     "densenet_small": lambda: torchvision.models.DenseNet(32, (4, 6, 8, 6), 64),
-    "yolo_n": _Yolo,
+    "yolo_n": Yolo,
     "vit_small": lambda: torchvision.models.VisionTransformer(224, 16, 6, 6, 384, 1536),
 }
 TORCHVISION = (

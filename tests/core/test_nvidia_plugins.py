@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -57,6 +58,16 @@ def test_detections_are_those_of_torchvision(agnostic: bool, coded: bool, most: 
         assert np.array_equal(kinds[image, : len(keep)], kind[keep])
         assert np.allclose(corners[image, : len(keep)], boxes[image][place[keep]], atol=1e-6)
         assert not best[image, len(keep) :].any() and not corners[image, len(keep) :].any()
+
+
+def test_corners_come_back_as_they_were_given() -> None:
+    """As seen on 10.6.0: only where boxes overlap are their corners put in order."""
+    boxes, scores = _boxes(60)
+    limits: dict[str, Any] = {"score_threshold": 0.3, "iou_threshold": 0.4, "max_output_boxes": 20}
+    limits |= {"background_class": -1, "score_activation": 0, "box_coding": 0}
+    count, corners, *_ = efficient_nms(boxes, scores, **limits)
+    same, mirrored, *_ = efficient_nms(boxes[..., [2, 3, 0, 1]], scores, **limits)
+    assert np.array_equal(same, count) and np.array_equal(mirrored, corners[..., [2, 3, 0, 1]])
 
 
 def test_deformable_attention_is_that_of_the_paper() -> None:

@@ -396,6 +396,11 @@ def test_a_reference_without_signal_is_said_in_words() -> None:
     assert almost.near_zero == 0
 
 
+def test_equal_outputs_without_signal_are_no_proof() -> None:
+    said = agreement(Kind.OTHER, np.zeros((4, 3)), np.zeros((4, 3))).describe()
+    assert sentence("y", said, 4) == "y (other): equal, but next to zero on every sample: they say nothing of it"
+
+
 def test_a_large_output_is_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = two(Kind.MASK, 9, 3, 0.5)
     whole = agreement(Kind.MASK, old, new)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,12 @@ def test_a_library_is_compiled_once_and_again_when_anything_changes(log: Path, s
     assert "kTYPES[] = {0, 1}" in described and '{"scale", false, {1.0}}' in described
     assert _compiled(swishy) == first and log.read_text().splitlines() == asked
     assert swishy.kernel is not None
+    moved = Path(shutil.copytree(swishy.kernel.parent, log.with_name("moved"))) / swishy.kernel.name
+    assert _compiled(replace(swishy, kernel=moved)) == first, (
+        "one library, or a process would have two plugins of a name"
+    )
+    moved.with_name("helper.cuh").write_text("// included")
+    assert _compiled(replace(swishy, kernel=moved)) != first
     swishy.kernel.write_text(swishy.kernel.read_text() + "\n")
     assert len({first, _compiled(swishy), _compiled(swishy, capability=89), _compiled(swishy, "10.7.0")}) == 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,12 @@ import numpy as np
 import onnx
 import pytest
 from custom import OPERATORS, PLUGIN, custom_net
-from graphs import values
+from graphs import values, written
 from standins import VERSIONS, Simulation
 
 import trtopt
 from trtopt.builder.request import BuildRequest
-from trtopt.core import operators
+from trtopt.core import _native, operators
 from trtopt.core.errors import EngineMismatch, UnsupportedOperator, UsageError
 from trtopt.engine.manifest import load_manifest
 from trtopt.runtime import stored
@@ -118,6 +119,27 @@ def test_a_library_that_cannot_be_loaded_is_told(stand_in: Install, folder: Path
         UsageError, match=r"libhostile.so can't be loaded into TensorRT 10.16.1.*: .*built for this TensorRT"
     ):
         trtopt.check(folder / "custom.onnx", plugins=str(hostile), backend="tensorrt")
+
+
+def test_a_library_that_adds_no_plugin_is_refused(stand_in: Install, folder: Path) -> None:
+    """TensorRT keeps the first plugin of a name: a second library's kernel would never run."""
+    stand_in("10.16.1")
+    library = Path(shutil.copy(_native.__file__, folder / "libsecond.so"))
+    with pytest.raises(
+        UsageError, match=r"libsecond.so adds no plugin: .*a process can't replace a plugin: start again"
+    ):
+        trtopt.check(folder / "custom.onnx", plugins=str(library), backend="tensorrt")
+
+
+def test_an_attribute_that_a_plugin_needs_is_asked_for() -> None:
+    """As seen on 8.6.0 and 10.6.0: "Could not create the plugin" is all that their parsers say."""
+    net = written(
+        """(float[1,9,4] b, float[1,9,2] s) => (int32[1,1] c, float[1,5,4] k, float[1,5] p, int32[1,5] l) {
+        c, k, p, l = TRT.EfficientNMS_TRT <score_threshold = 0.4, iou_threshold = 0.5, max_output_boxes = 5> (b, s) }"""
+    )
+    fields = ("score_threshold", "iou_threshold", "max_output_boxes", "background_class", "box_coding")
+    (issue,) = plugins.problems(net, [plugins.Creator("EfficientNMS_TRT", "1", "", fields)], gpu=True)
+    assert issue.reason == "it lacks background_class, box_coding, score_activation, which the plugin needs"
 
 
 def test_nothing_is_loaded_from_a_models_folder_by_itself(stand_in: Install, folder: Path) -> None:

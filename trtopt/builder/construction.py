@@ -276,7 +276,7 @@ def _plugins(plan: BuildPlan, graph: onnx.ModelProto) -> list[dict[str, Any]]:
     return [
         {"library": item.path.name, "sha256": item.sha256, "creators": names}
         for item in plan.generation.libraries
-        if (names := sorted({each.name for each in item.creators} & used)) or (used and not item.creators)
+        if (names := sorted({name for name, *_ in item.creators} & used)) or (used and not item.creators)
     ]
 
 

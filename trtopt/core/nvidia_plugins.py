@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trtopt.core.operators import Operator
 
 _Array = NDArray[np.float32]
-_CANDIDATES = 4096  # best scores of an image that EfficientNMS looks at
+_CANDIDATES = 5000  # best scores of an image that EfficientNMS looks at
 _HALF = ("fp32", "fp16")
 
 
@@ -19,13 +19,13 @@ def efficient_nms(
     boxes: _Array,
     scores: _Array,
     *,
-    score_threshold: float = 0.25,
-    iou_threshold: float = 0.5,
-    max_output_boxes: int = 100,
-    background_class: int = -1,
-    score_activation: int = 0,
+    score_threshold: float,
+    iou_threshold: float,
+    max_output_boxes: int,
+    background_class: int,
+    score_activation: int,
+    box_coding: int,
     class_agnostic: int = 0,
-    box_coding: int = 0,
 ) -> tuple[NDArray[Any], ...]:
     """Return the number of detections (batch × 1), their corners (batch × most × 4), scores and classes (batch × most), zeros
     behind the last one. `boxes` are batch × boxes × 4, or one for each class; `scores` are batch × boxes × classes."""
@@ -34,7 +34,6 @@ def efficient_nms(
     if box_coding:  # centre and size
         middle, half = boxes[..., :2], boxes[..., 2:] / 2
         boxes = np.concatenate([middle - half, middle + half], -1)
-    boxes = np.concatenate([np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])], -1)
     least = score_threshold
     if score_activation:
         with np.errstate(divide="ignore"):
@@ -65,7 +64,9 @@ def efficient_nms(
 
 
 def _overlap(boxes: _Array, one: _Array) -> _Array:
-    """Intersection over union of each box with one."""
+    """Intersection over union of each box with one, whichever corner comes first: only here are they put in order."""
+    boxes = np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], -1)
+    one = np.concatenate([np.minimum(one[:2], one[2:]), np.maximum(one[:2], one[2:])])
     sides = np.minimum(boxes[:, 2:], one[2:]) - np.maximum(boxes[:, :2], one[:2])
     shared = np.clip(sides, 0, None).prod(-1)
     union = (boxes[:, 2:] - boxes[:, :2]).prod(-1) + (one[2:] - one[:2]).prod() - shared
@@ -113,7 +114,7 @@ def group_normalization(x: _Array, scale: _Array, bias: _Array, *, eps: float = 
     return result
 
 
-def _nms_shapes(boxes: Any, scores: Any, *_: Any, max_output_boxes: int = 100, **__: Any) -> list[Any]:
+def _nms_shapes(boxes: Any, scores: Any, *_: Any, max_output_boxes: int, **__: Any) -> list[Any]:
     batch = boxes[0]
     return [(batch, 1), (batch, max_output_boxes, 4), (batch, max_output_boxes), (batch, max_output_boxes)]
 

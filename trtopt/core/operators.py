@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import marshal
 import os
 import sys
@@ -62,6 +63,11 @@ class Operator:
             return ()
         with self._told(shapes):
             return tuple(map(tuple, self.shapes(*shapes, **_own(attributes))))
+
+    def required(self) -> set[str]:
+        """Return the attributes that have no default."""
+        given = inspect.signature(self.reference).parameters.values()
+        return {item.name for item in given if item.kind is item.KEYWORD_ONLY and item.default is item.empty}
 
     @contextlib.contextmanager
     def _told(self, inputs: Sequence[Any]) -> Iterator[None]:

@@ -164,7 +164,8 @@ class Generation(Loader):
 
         ours = self.limits(light)
         if custom_nodes(light):
-            ours += tuple(plugins.problems(light, self.creators(), gpu=bool(self.gpu())))
+            here = self.creators({node.op_type for node in custom_nodes(light)})
+            ours += tuple(plugins.problems(light, here, gpu=bool(self.gpu())))
         with self._parser() as (objects, _):
             theirs = parsing.ask_support(objects.parser, model, parsing.graph_nodes(light))
         if theirs and all(issue.reason == parsing.UNEXPLAINED for issue in theirs):

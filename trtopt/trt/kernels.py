@@ -42,6 +42,7 @@ _PLACES = (
     "/usr/include",
     "/usr/local/tensorrt/include",
 )
+_INCLUDED = (".h", ".hpp", ".cuh", ".inc")  # beside a kernel: it may include them
 _MAJOR = re.compile(r"#define\s+(?:NV_TENSORRT|TRT)_MAJOR(?:_ENTERPRISE|_RTX)?\s+(\d+)")
 
 
@@ -71,9 +72,11 @@ def library(operator: Operator, version: str, capability: int, *, rtx: bool = Fa
     assert operator.kernel is not None
     major = numbers(version)[0]
     old = major == 8 and not rtx
-    program = f'#include "description.h"\n#include "{operator.kernel}"\n#include "{"v2" if old else "v3"}.h"\n'
+    program = f'#include "description.h"\n#include "{operator.kernel.name}"\n#include "{"v2" if old else "v3"}.h"\n'
     described, compiler, include = _description(operator, old), _nvcc(), _headers(major, version, rtx)
-    sources = {path.name: hashlib.sha256(whole(path)).hexdigest() for path in (operator.kernel, *ADAPTERS.glob("*.h"))}
+    beside = (path for path in operator.kernel.parent.iterdir() if path.suffix in _INCLUDED)
+    files = (operator.kernel, *ADAPTERS.glob("*.h"), *sorted(beside))
+    sources = [(path.name, hashlib.sha256(whole(path)).hexdigest()) for path in files]
     key = sha256_json({"program": program, "description": described, "sources": sources, "for": [version, capability]})
     op = operator.name.rpartition("::")[2]
     kept = cache_folder("plugins") / f"lib{op}-trt{major}-sm{capability}-{key[:16]}.so"
@@ -81,11 +84,11 @@ def library(operator: Operator, version: str, capability: int, *, rtx: bool = Fa
         return kept
     with scratch() as folder:
         (folder / "description.h").write_text(described)
-        (folder / "plugin.cu").write_text(program)
+        (folder / ".plugin.cu").write_text(program)  # a name that no kernel has
         made = folder / "plugin.so"
         command = [compiler, "-w", "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden,-w"]
         command += [f"-arch=sm_{capability}", f"-I{ADAPTERS}", f"-I{operator.kernel.parent}", "-isystem", str(include)]
-        command += [*_package_paths(Path(compiler)), str(folder / "plugin.cu"), "-o", str(made)]
+        command += [*_package_paths(Path(compiler)), str(folder / ".plugin.cu"), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, ClassVar
 
 from trtopt.core import operators
@@ -133,14 +133,13 @@ class Loader:
             self.module.init_libnvinfer_plugins(self._collector.logger, "")
         self.libraries = plugins.load(self.module, operators.plugins(), str(self))
 
-    def creators(self) -> tuple[Creator, ...]:
-        """Return every plugin that it can make; UsageError as `plugins.load`."""
+    def creators(self, names: Container[str] | None = None) -> tuple[Creator, ...]:
+        """Return every plugin that it can make, with all fields or those of some `names`; UsageError as `plugins.load`."""
         if self.lean or not hasattr(self.module, "get_plugin_registry"):
             return ()
         with self._collector.collecting():
             self._register_plugins()
-            own = {item.key: item for library in self.libraries for item in library.creators}
-            return tuple(own.get(item.key, item) for item in plugins.registered(self.module))
+            return plugins.registered(self.module, self.libraries, names)
 
     def _runtime_settings(
         self, engine: Any, runtime: Any, runtime_cache: bytes | None, capture: bool

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import difflib
+import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core.documents import Plain
 from trtopt.core.errors import UsageError
 from trtopt.core.files import sha256_file
-from trtopt.core.operators import PARSERS, run_file
+from trtopt.core.operators import PARSERS, known, run_file
 from trtopt.core.values import Issue
 from trtopt.core.words import first_of
 
 if TYPE_CHECKING:  # running an engine needs no onnx
     from onnx import ModelProto
+
+Key = tuple[str, str, str]  # of a creator: name, version, namespace
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,21 @@ class Creator(Plain):
     fields: tuple[str, ...]
     library: str = ""
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.name, self.version, self.namespace
-
 
 @dataclass(frozen=True)
 class Library:
     """A plugin library or module that was loaded.
 
     Attributes:
-        creators: that came with it; none where the process had loaded it before.
+        creators: name, version and namespace of those that came with it; none where the process had loaded it before.
     """
 
     path: Path
     sha256: str
-    creators: tuple[Creator, ...]
+    creators: tuple[Key, ...]
 
 
-_INTERNAL = "MyelinWeightsTransformPlugin"  # of the parser: it logs an error when it is asked for its fields
+_INTERNAL = "MyelinWeightsTransformPlugin"  # of the parser
 _lock = threading.Lock()
 _loaded: dict[tuple[int, Path], Library] = {}  # by TensorRT's module and file
 
@@ -72,15 +71,20 @@ def load(module: Any, paths: Iterable[Path], product: str) -> tuple[Library, ...
             if found is not None and found.sha256 != digest:
                 raise UsageError(f"{path} was changed after this process had loaded it: start again")
             if found is None:
-                before = {item.key for item in registered(module)}
+                before, mapped = set(_listed(module)), _is_mapped(path)
                 _open(module, path, product, before)
-                gained = [replace(item, library=str(path)) for item in registered(module) if item.key not in before]
-                found = _loaded[id(module), path] = Library(path, digest, tuple(gained))
+                gained = tuple(sorted(_listed(module).keys() - before))
+                if not gained and not mapped and path.suffix != ".py":  # a module may be for another TensorRT
+                    raise UsageError(
+                        f"{path} adds no plugin: either it has none, or TensorRT has plugins of these names "
+                        "already and keeps those; a process can't replace a plugin: start again"
+                    )
+                found = _loaded[id(module), path] = Library(path, digest, gained)
         libraries.append(found)
     return tuple(libraries)
 
 
-def _open(module: Any, path: Path, product: str, before: set[tuple[str, str, str]]) -> None:
+def _open(module: Any, path: Path, product: str, before: set[Key]) -> None:
     if path.suffix == ".py":
         return run_file(path)
     try:
@@ -91,25 +95,40 @@ def _open(module: Any, path: Path, product: str, before: set[tuple[str, str, str
             "machine (ldd shows what it lacks)"
         ) from None
     registry = module.get_plugin_registry()
-    if hasattr(registry, "load_library") and {item.key for item in registered(module)} == before:
+    if hasattr(registry, "load_library") and _listed(module).keys() == before:
         registry.load_library(str(path))  # by its getCreators, which nothing has called yet
     return None
 
 
-def registered(module: Any) -> tuple[Creator, ...]:
-    """Return every plugin in the registry of a TensorRT module."""
+def _is_mapped(path: Path) -> bool:
+    """Tell whether the process had loaded a library itself."""
+    try:
+        ctypes.CDLL(str(path), os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return True
+
+
+def _listed(module: Any) -> dict[Key, Any]:
+    """Return every creator in the registry of a TensorRT module."""
     registry = module.get_plugin_registry()
     found = registry.all_creators if hasattr(registry, "all_creators") else registry.plugin_creator_list
+    return {(str(item.name), str(item.plugin_version), str(item.plugin_namespace)): item for item in found}
+
+
+def registered(module: Any, libraries: Sequence[Library], names: Container[str] | None = None) -> tuple[Creator, ...]:
+    """Return every plugin in the registry of a TensorRT module, with the library that it came with, and the fields of all or of
+    those of some names: TensorRT prints an error where it is asked for those of a plugin that is its own business."""
+    own = {key: str(library.path) for library in libraries for key in library.creators}
     return tuple(
-        Creator(
-            str(item.name),
-            str(item.plugin_version),
-            str(item.plugin_namespace),
-            tuple(str(each.name) for each in item.field_names or ()),
-        )
-        for item in found
-        if item.name != _INTERNAL
+        Creator(*key, _fields(item) if names is None or key[0] in names else (), own.get(key, ""))
+        for key, item in _listed(module).items()
+        if key[0] != _INTERNAL
     )
+
+
+def _fields(creator: Any) -> tuple[str, ...]:
+    return tuple(str(item.name) for item in creator.field_names or ())
 
 
 def problems(graph: ModelProto, creators: Sequence[Creator], *, gpu: bool) -> Iterator[Issue]:
@@ -135,6 +154,8 @@ def problems(graph: ModelProto, creators: Sequence[Creator], *, gpu: bool) -> It
         elif unknown := sorted(given.keys() - {*same[0].fields, *PARSERS}):
             has = first_of(same[0].fields, 12) or "none"
             text = f"the plugin doesn't read the attribute {first_of(unknown)}; it reads {has}"
+        elif (found := known(node.domain, node.op_type)) and (lacking := sorted(found.required() - given.keys())):
+            text = f"it lacks {first_of(lacking, 12)}, which the plugin needs"
         if not gpu:
             without = "TensorRT-RTX adds a plugin's layer on a GPU alone (1.7.1 ends the process): build it where there is one"
             text = "; ".join(filter(None, [text, without]))
