@@ -20,6 +20,8 @@ from trtopt.calibration.importing import Coverage as Coverage
 from trtopt.calibration.repairing import NoiseByPlace as NoiseByPlace, Repairs as Repairs
 from trtopt.calibration.table import Table as Table
 from trtopt.calibration.thresholds import TableEntry as TableEntry
+from trtopt.certification.certificate import Certificate as Certificate, certify as certify
+from trtopt.certification.relations import Relation as Relation
 from trtopt.core.errors import (
     AccuracyLost as AccuracyLost,
     BackendError as BackendError,

@@ -150,6 +150,7 @@ def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> tup
         graph=None,
         graph_file=None,
         comparison=None,
+        certificate=None,
         trtopt=__version__,
     )
     return new_plan, new, count

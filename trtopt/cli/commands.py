@@ -13,6 +13,7 @@ import trtopt
 from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
+from trtopt.certification.request import CertifyRequest
 from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size
 from trtopt.cli.tables import print_table
@@ -216,6 +217,17 @@ def verify(agreement: Any, values: Options) -> Iterator[str]:
         rows = [(item.what, f"{item.felt_snr_db:.1f}", f"{item.snr_db:.1f}") for item in worst]
         print_table("What loses most by itself", ("layer or scale", "dB of its own", "with all before it"), rows)
     yield from str(agreement).split("\n")
+
+
+@command_of(CertifyRequest, "trtopt certify model.onnx model.engine --data samples.npz", measures=True)
+def certify(certificate: Any, values: Options) -> Iterator[str]:
+    """Hold an engine against itself and its model. Equal rows, other batches, orders and contexts, what ran before: a right
+    engine gives the same results.
+
+    What differences may be is measured on this very network. Exit status 1 if anything doesn't hold. On a GPU the verdict goes
+    into the manifest, for Session(require="certified").
+    """
+    yield from str(certificate).split("\n")
 
 
 @command_of(PipelineRequest, "trtopt pipeline efficientnet-lite0 --output out --target sm89")

@@ -158,6 +158,7 @@ _PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
     "comparison": _mapping(why=Name, gpu=Name),
     "output_kinds": dict[Name, Kind],
     "plugins": list[_mapping(library=Name, sha256=Digest, creators=list[Name])],  # type: ignore[misc]
+    "certificate": _mapping(ok=bool, ran=Name, samples=Positive, date=Name, worst_db=Mapping[Name, Any]),
     "safety": _mapping(base=_Precision, samples=Count, in_fp32=Mapping[Name, Name]),
 }
 
@@ -182,6 +183,7 @@ class Manifest:
         classes: names that the outputs score, in order; output_kinds: output name → what it holds ("classes", …).
         comparison: how fast and accurate the precisions are (`Comparison.describe()`); safety: what samples say of FP16.
         scratch: bytes of GPU memory that a context needs for activations; None: not known.
+        certificate: what `certify` found of it on a GPU, at last.
         plugins: the user's libraries that the plan needs: name, sha256, and the plugins of it that are used.
         structure: of a plan that takes other weights, what of the graph they must leave as it is.
         plan: sha256 and bytes of the plan file.
@@ -218,6 +220,7 @@ class Manifest:
     scratch: Count | None = None
     structure: Annotated[Sequence[Name], Meta(min_length=1)] | None = None
     plugins: Sequence[Mapping[str, Any]] = ()
+    certificate: Mapping[str, Any] | None = None
     format: AnyText = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:
@@ -271,6 +274,12 @@ class Manifest:
             raise EngineMismatch(f"{uses}, which isn't given: `plugins={[name]!r}`, or $TRTOPT_PLUGINS")
         needed = {item["sha256"] for item in self.plugins}
         return tuple(path for path, digest in there.items() if digest in needed)
+
+    def check_certificate(self, engine: str | os.PathLike[str]) -> None:
+        """Raise EngineMismatch unless `certify` has found the engine right."""
+        if self.certificate is None or not self.certificate["ok"]:
+            found = "it wasn't tried" if self.certificate is None else f"{self.certificate['date']} it wasn't right"
+            raise EngineMismatch(f"{engine} isn't certified: {found}; run trtopt certify MODEL.onnx {engine}")
 
     def check_plan(self, engine: str | os.PathLike[str], digest: str | None = None) -> None:
         """Raise EngineMismatch if the plan isn't the one this manifest was written for, by the `digest` of the bytes that are

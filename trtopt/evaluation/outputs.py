@@ -135,7 +135,7 @@ def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
     """An output in one line."""
     start = f"{name} ({output['kind']}):"
     if float(output["max_abs"]) == 0 and output["agreement"] in (None, 1):  # FP64 can't tell all whole numbers apart
-        nothing = output["near_zero"] == output["rows"] > 0
+        nothing = bool(output["near_zero"] == output["rows"] > 0)
         return f"{start} equal" + ", but next to zero on every sample: they say nothing of it" * nothing
     parts = [part for part in (measure(output, samples),) if part]
     if output["overlap"] is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described
-from trtopt.core.errors import DeviceError, UsageError
+from trtopt.core.errors import DeviceError, EngineMismatch, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
 from trtopt.core.values import Profile, TensorInfo, x
@@ -75,6 +75,10 @@ class OpenEngine:
                 "model itself on the CPU, ask for `backend='onnxruntime'`"
             )
         self.manifest: Manifest | None = None if onnx else load_manifest(self.engine)
+        if options.require is not None:
+            if self.manifest is None:
+                raise EngineMismatch(f"{self.engine} isn't certified: it has no manifest, which would say so")
+            self.manifest.check_certificate(self.engine)
         if options.weights is not None and (self.manifest is None or on_cpu):
             why = "a graph has its own" if on_cpu else f"{self.engine.name} has no manifest"
             raise UsageError(f"`weights=` is for engines that trtopt built with `refit=True` or `strip=True`: {why}")

@@ -75,9 +75,12 @@ class OpeningOptions:
     threads: int | None
     plugins: Sequence[str] | str = ()
     operators: Sequence[str] | str = ()
+    require: str | None = None
 
     def __post_init__(self) -> None:
         choice(self.backend, BACKENDS, "`backend=`")
+        if self.require is not None:
+            choice(self.require, ("certified",), "`require=`")
         fitting(self)
         load(self)
         if self.threads is not None and (self.backend != "onnxruntime" or self.threads < 1):

@@ -62,6 +62,7 @@ class Session(OpenEngine, AbstractContextManager["Session"]):
         threads: CPU threads of a call with backend "onnxruntime"; None: one per core.
         plugins: libraries with the TensorRT plugins that the engine needs, as its manifest says; also $TRTOPT_PLUGINS.
         operators: Python files with references of custom operators, for backend "onnxruntime".
+        require: "certified": open it only if `trtopt certify` has found it right; None: any.
 
     Closing it, by `close` or `with`, frees everything and keeps what TensorRT-RTX compiled for the next process. It isn't
     pickled, and doesn't work in a fork of the process that opened it. It has `engine`, `backend`, `manifest`, `inputs` and
@@ -90,6 +91,7 @@ class Session(OpenEngine, AbstractContextManager["Session"]):
         threads: int | None = None,
         plugins: Sequence[str] | str = (),
         operators: Sequence[str] | str = (),
+        require: str | None = None,
     ) -> None:
         options = {name: value for name, value in locals().items() if name not in ("self", "engine")}
         self._open(engine, OpeningOptions(**options))

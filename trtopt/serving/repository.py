@@ -125,6 +125,9 @@ class _Model:
             raise UsageError(f"`name={name!r}` can't be a model's name: letters, digits, '_', '-' and '.' make one")
         self.notes: list[str] = []
         self.manifest: Manifest = manifest
+        if request.require is not None:
+            choice(request.require, ("certified",), "`require=`")
+            manifest.check_certificate(engine)
         self.files: dict[str, Path] = {}  # of the version's folder
         self.beside: dict[str, bytes] = {}  # of the model's
         self.libraries: tuple[Path, ...] = ()

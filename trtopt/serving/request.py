@@ -31,6 +31,7 @@ class DeployRequest:
     instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.")
     trust_host_code: bool = shared.trust_host_code()
+    require: str | None = option(None, help="certified: only engines that trtopt certify has found right.")
     overwrite: bool = option(False, help="Replace a configuration that says something else.")
     plugins: Sequence[str] | str = shared.plugins()
     operators: Sequence[str] | str = shared.operators(beside="`runtime='onnxruntime'`")

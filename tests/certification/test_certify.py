@@ -1,0 +1,240 @@
+"""Faults that are planted into what computes a model's outputs, each found by its relation; and what is right, never blamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import values, written
+from numpy.typing import NDArray
+from onnx import ModelProto
+from random_graphs import RandomGraph, Skip
+from typer.testing import CliRunner
+
+import trtopt
+from trtopt.certification import certificate as certificates
+from trtopt.cli import app
+from trtopt.core.errors import EngineMismatch, UsageError
+from trtopt.engine.manifest import load_manifest
+from trtopt.ort.runner import OnnxRunner
+
+Arrays = Mapping[str, NDArray[Any]]
+Runner = Callable[[Arrays], dict[str, NDArray[Any]]]
+ONE = "a batch is its samples one by one"
+
+
+def net() -> ModelProto:
+    return written(
+        """(float[n, 3, 8, 8] x) => (float[n, 16] y, float[n, 16, 8, 8] f) {
+        c = Conv <pads = [1, 1, 1, 1]> (x, w) f = Relu (c) y = ReduceMean <axes = [2, 3], keepdims = 0> (f) }""",
+        opset=17,
+        w=values(16, 3, 3, 3, scale=0.3),
+    )
+
+
+class Faulty:
+    """A model in ONNX Runtime whose results a function then spoils: it gets the batch, the results and the call's number."""
+
+    def __init__(self, spoil: Callable[[Arrays, dict[str, NDArray[Any]], int], None]) -> None:
+        self.run, self.spoil, self.calls = OnnxRunner(net(), optimize=False), spoil, 0
+
+    def __call__(self, batch: Arrays) -> dict[str, NDArray[Any]]:
+        results = {name: array.copy() for name, array in self.run(batch).items()}
+        self.calls += 1
+        self.spoil(batch, results, self.calls)
+        return results
+
+
+def _third_row(batch: Arrays, results: dict[str, NDArray[Any]], call: int) -> None:
+    if len(batch["x"]) >= 3:
+        results["y"][2] *= 1.5
+
+
+def _next_row(batch: Arrays, results: dict[str, NDArray[Any]], call: int) -> None:
+    """A kernel that reads one row too far."""
+    results["f"][:-1, :, -1] = results["f"][1:, :, 0]
+
+
+def _largest(batch: Arrays, results: dict[str, NDArray[Any]], call: int) -> None:
+    """A scale that is off by 2 at a profile's end."""
+    if len(batch["x"]) == 8:
+        results["y"] *= 2
+
+
+def _drifting(batch: Arrays, results: dict[str, NDArray[Any]], call: int) -> None:
+    results["y"] += np.float32(1e-3 * np.random.default_rng(call).standard_normal())
+
+
+def _one_sample(batch: Arrays, results: dict[str, NDArray[Any]], call: int) -> None:
+    """Wrong values of a kind that few samples have: above 2.5."""
+    results["y"][batch["x"].max((1, 2, 3)) > 3.3] += 1
+
+
+class _Stale:
+    """The last row of a batch keeps what an earlier call wrote there."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, NDArray[Any]] = {}
+
+    def __call__(self, batch: Arrays, results: dict[str, NDArray[Any]], call: int) -> None:
+        size = len(batch["x"])
+        now = results["y"][-1].copy()
+        if size > 1 and size in self.kept:
+            results["y"][-1] = self.kept[size]
+        self.kept[size] = now
+
+
+@pytest.mark.parametrize(
+    ("spoil", "relation", "output"),
+    [
+        (_third_row, ONE, "y"),
+        (_third_row, "equal rows", "y"),
+        (_next_row, ONE, "f"),
+        (_next_row, "rows in another order", "f"),
+        (_largest, ONE, "y"),
+        (_drifting, "again, behind other values", "y"),
+        (_one_sample, certificates.MODEL, "y"),
+        (_Stale(), "again, behind other values", "y"),
+    ],
+)
+def test_a_planted_fault_is_found(spoil: Any, relation: str, output: str) -> None:
+    data = {"x": values(12, 3, 8, 8, seed=3)}
+    found = trtopt.certify(net(), Faulty(spoil), data=data, batch=[1, 3, 8])
+    assert not found.ok and found.failed[0].output == output
+    assert relation in {item.name for item in found.failed}
+    assert {item.output for item in found.failed} == {output}, "the other output is right"
+
+
+def test_what_is_right_holds_to_the_bit() -> None:
+    found = trtopt.certify(net(), Faulty(lambda *_: None), data={"x": values(12, 3, 8, 8)}, batch=[1, 3, 8])
+    assert found.ok and not found.left_out
+    assert {item.name for item in found.relations} == {
+        certificates.MODEL,
+        ONE,
+        "rows in another order",
+        "equal rows",
+        "again, behind other values",
+        "again, behind another batch",
+    }
+    assert all(item.worst_db == np.inf for item in found.relations)
+
+
+def test_last_bits_of_its_own_arithmetic_are_no_fault() -> None:
+    """As of an engine in FP16 that has another kernel, another order of sums, for another batch."""
+
+    def halved(batch: Arrays, results: dict[str, NDArray[Any]], call: int) -> None:
+        random = np.random.default_rng(len(batch["x"]))
+        for array in results.values():
+            array *= 1 + 2e-4 * random.standard_normal(array.shape[1:]).astype(np.float32)
+
+    found = trtopt.certify(net(), Faulty(halved), data={"x": values(12, 3, 8, 8)}, batch=[1, 3, 8], min_snr=50)
+    assert found.ok, str(found)
+    assert min(item.worst_db for item in found.relations) < 80
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_networks_are_never_blamed(seed: int) -> None:
+    try:
+        graph = RandomGraph(seed, may_be_open=False)
+    except Skip:
+        pytest.skip("nothing was drawn")
+    found = trtopt.certify(graph.proto, graph.proto, limit=4)
+    assert found.ok, str(found)
+
+
+def test_rows_that_the_network_mixes_are_told_and_not_demanded() -> None:
+    flat = {name: np.full(4, value, np.float32) for name, value in (("s", 1), ("t", 0), ("u", 0), ("v", 1))}
+    mixing = written(
+        """(float[n, 4] x) => (float[n, 4] y, float[n, 4] z) {
+        y, a, c = BatchNormalization <training_mode = 1> (x, s, t, u, v) z = Relu (x) }""",
+        opset=17,
+        **flat,
+    )
+    found = trtopt.certify(mixing, mixing, data={"x": values(6, 4)}, batch=[1, 4])
+    assert found.ok and "rows of y: the model itself computes them from others, too" in found.left_out
+    assert {item.output for item in found.relations if item.name == ONE} == {"z"}
+
+
+def test_outputs_in_the_order_of_scores_may_change_places() -> None:
+    ranked = written(
+        "(float[n, 64] x) => (float[n, 64] v, int64[n, 64] i) { v, i = TopK (x, k) }", k=np.array([64], np.int64)
+    )
+    run = OnnxRunner(ranked, optimize=False)
+
+    def other(batch: Arrays) -> Arrays:
+        results = {name: array.copy() for name, array in run(batch).items()}
+        if len(batch["x"]) > 1:
+            results["i"][:, [3, 4]] = results["i"][:, [4, 3]]
+        return results
+
+    assert trtopt.certify(ranked, other, data={"x": values(6, 64)}, batch=[1, 4]).ok
+
+
+def test_a_network_without_anything_to_compare_is_refused() -> None:
+    net = written("(float[k, 4] x) => (int64[2, m] y) { y = NonZero (x) }")
+    with pytest.raises(UsageError, match=r"no output of .* can be compared: y .*its size depends on values"):
+        trtopt.certify(net, net, data={"x": values(6, 4)})
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certified")
+    onnx.save(net(), folder / "net.onnx")
+    np.savez(folder / "data.npz", x=values(40, 3, 8, 8))
+    shapes = "x:1x3x8x8,4x3x8x8,9x3x8x8"
+    options: dict[str, Any] = {"int8": True, "data": folder / "data.npz", "target": "sm89", "backend": "rtx"}
+    trtopt.build(folder / "net.onnx", folder / "net.engine", shapes=shapes, save_onnx=folder / "kept.onnx", **options)
+    return folder / "net.engine"
+
+
+def test_without_a_gpu_the_graph_is_tried_and_that_is_said(engine: Path) -> None:
+    found = trtopt.certify(engine.with_suffix(".onnx"), engine, data=engine.with_name("data.npz"))
+    assert (
+        found.ok and "kept.onnx, the graph of" in found.ran and "the engine itself: it was the graph" in found.left_out
+    )
+    assert sorted({item.batch for item in found.relations if item.name == ONE}) == [1, 3, 4, 6, 9]
+    (own,) = {item.limit_db for item in found.relations if item.name == certificates.MODEL}
+    assert own == 20 and not found.on_gpu and str(found).splitlines()[0].count("all holds") == 1
+    manifest = load_manifest(engine)
+    assert manifest is not None and manifest.certificate is None, "it isn't the engine that was tried"
+    with pytest.raises(EngineMismatch, match=r"isn't certified: it wasn't tried; run trtopt certify MODEL.onnx"):
+        trtopt.Session(engine, backend="onnxruntime", require="certified")
+    with pytest.raises(EngineMismatch, match="isn't certified"):
+        trtopt.deploy_triton(engine, repo=engine.with_name("repo"), require="certified")
+    assert not engine.with_name("repo").exists()
+
+
+def test_the_verdict_in_a_manifest_is_asked_for(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = load_manifest(engine)
+    assert manifest is not None
+    found = trtopt.certify(engine.with_suffix(".onnx"), engine)
+    for ok in (True, False):
+        said = certificates._summary(found) | {"ok": ok}
+        certificates.replace(manifest, certificate=said).save(engine)
+        if ok:
+            with trtopt.Session(engine, backend="onnxruntime", require="certified") as session:
+                assert session.manifest is not None and session.manifest.certificate is not None
+        else:
+            with pytest.raises(EngineMismatch, match="wasn't right"):
+                trtopt.Session(engine, backend="onnxruntime", require="certified")
+    manifest.save(engine)
+
+
+def test_the_command_says_it_and_has_an_exit_status(tmp_path: Path) -> None:
+    onnx.save(net(), tmp_path / "net.onnx")
+    wrong = net()
+    wrong.graph.initializer[0].raw_data = (values(16, 3, 3, 3, seed=9) * np.float32(0.3)).tobytes()
+    wrong.graph.initializer[0].ClearField("float_data")
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    good = CliRunner().invoke(app, ["certify", str(tmp_path / "net.onnx"), str(tmp_path / "net.onnx"), "--limit", "4"])
+    assert good.exit_code == 0 and "holds: equal rows, to the bit" in good.stdout
+    bad = CliRunner().invoke(
+        app, ["certify", str(tmp_path / "net.onnx"), str(tmp_path / "wrong.onnx"), "--limit", "4", "--json"]
+    )
+    document = json.loads(bad.stdout)
+    assert bad.exit_code == 1 and not document["ok"] and document["failed"][0]["name"] == certificates.MODEL

@@ -1,0 +1,1 @@
+"""An engine held against itself and against the model as given: `certify()`."""

@@ -1,0 +1,199 @@
+"""Relations between an engine's own results, which hold for a right one whatever the network is, and need no reference.
+
+Rows of a batch that are equal have equal results; rows in another order have their results in that order; a batch has the
+results of its samples one by one; and a result depends on its inputs alone: not on what ran before, in what batch, in which
+context, by a CUDA graph or without, or beside what. A right engine holds them to the bit, or to the last bits where TensorRT
+has another kernel for another batch; what is allowed is a share of the noise that its arithmetic has on this network anyway.
+
+Not demanded is what the network itself doesn't do: rows of an output that the model as given computes from other rows, too
+(found by running it), and outputs that have no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.documents import Described
+from trtopt.core.values import TensorInfo
+from trtopt.data.difference import in_db, powers
+from trtopt.data.rebatch import Arrays, share
+
+Runner = Callable[[Arrays], Arrays]
+Row = Mapping[str, NDArray[np.generic]]
+LAST_BITS = 100.0  # dB: more is never asked for
+LEAST = 6.0  # dB: less is never allowed
+SHARE = 12.0  # dB: a row may differ by sixteen times the power of the noise that rows have in the median
+_FAINT = 1e-3  # of the mean signal: rows below are held against the mean
+
+
+@dataclass(frozen=True)
+class Relation(Described):
+    """A relation that was tried on an output.
+
+    Attributes:
+        name: of the relation; batch: how many samples at a time it was tried with.
+        worst_db: the row that is farthest off, in dB beside its signal (of whole numbers 1 over the share that differs); inf:
+            all are the same to the bit.
+        limit_db: what it has to reach.
+        sample: whose row that is.
+    """
+
+    name: str
+    output: str
+    batch: int
+    worst_db: float
+    limit_db: float
+    sample: str
+
+    @property
+    def holds(self) -> bool:
+        return self.slack >= 0
+
+    @property
+    def slack(self) -> float:
+        """dB by which it holds."""
+        return self.worst_db - self.limit_db
+
+
+@dataclass
+class Candidate:
+    """Something that computes the model's outputs, samples first in all arrays.
+
+    Attributes:
+        run: one call for each batch.
+        sizes: samples that it takes at a time, ascending.
+        ways: other ways to the same results: name → function.
+        outputs: those that are looked at.
+        unordered: outputs whose entries stand in the order of scores, in which last bits make others stand first.
+    """
+
+    run: Runner
+    sizes: tuple[int, ...]
+    outputs: Sequence[TensorInfo]
+    ways: Mapping[str, Runner] = field(default_factory=dict)
+    unordered: frozenset[str] = frozenset()
+
+    def rows(self, results: Arrays, count: int) -> list[Row]:
+        """Cut results into those of each sample; of an output without rows each has all."""
+        return [
+            {info.name: _cut(np.asarray(results[info.name]), info, count, at) for info in self.outputs}
+            for at in range(count)
+        ]
+
+    def alone(self, run: Runner, sample: Arrays) -> Row:
+        """Return what `run` gives for one sample, beside copies of itself where the engine takes no fewer."""
+        return self.rows(run(_copies(sample, self.sizes[0])), self.sizes[0])[0]
+
+
+def _cut(array: NDArray[np.generic], info: TensorInfo, count: int, at: int) -> NDArray[np.generic]:
+    axis = info.batch_axis
+    if axis is None or array.ndim <= axis or array.shape[axis] % count:
+        return array
+    cut: NDArray[np.generic] = share(array, info, count, at, at + 1)
+    return cut
+
+
+def closeness(candidate: Candidate, name: str, wanted: Sequence[Row], found: Sequence[Row]) -> NDArray[np.float64]:
+    """Return how near each row of an output is to another, in dB."""
+    pairs = [(np.asarray(old[name]), np.asarray(new[name])) for old, new in zip(wanted, found, strict=True)]
+    if name in candidate.unordered:
+        pairs = [(np.sort(old, axis=None), np.sort(new, axis=None)) for old, new in pairs]
+    if not all(old.shape == new.shape for old, new in pairs):
+        return np.array([np.inf if old.shape == new.shape else -np.inf for old, new in pairs])
+    if not np.issubdtype(pairs[0][0].dtype, np.inexact):
+        unlike = np.array([np.mean(old != new) if old.size else 0.0 for old, new in pairs])
+        return in_db(np.ones(len(pairs)), unlike)
+    sums = np.array([_sums(old, new) for old, new in pairs])
+    mean = sums[:, 0].mean()
+    return in_db(np.where(sums[:, 0] < _FAINT * mean, mean, sums[:, 0]), sums[:, 1])
+
+
+def _sums(old: NDArray[np.generic], new: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Return the powers of signal and difference; of values that are finite in one alone the difference is infinite."""
+    signal, noise = powers(old, new)
+    return np.array([signal, np.inf if not np.array_equal(np.isnan(old), np.isnan(new)) else noise])
+
+
+def own_rows(run: Runner, candidate: Candidate, samples: Sequence[Arrays], alone: Sequence[Row]) -> list[TensorInfo]:
+    """Return the outputs whose rows the model as given, `run`, computes of their own samples alone.
+
+    Args:
+        alone: its results for each of these samples by itself.
+    """
+    several = Candidate(run, (1,), candidate.outputs, unordered=candidate.unordered).rows(
+        run(_joined(samples)), len(samples)
+    )
+    return [info for info in candidate.outputs if closeness(candidate, info.name, alone, several).min() > LAST_BITS / 2]
+
+
+def limits(candidate: Candidate, reference: Sequence[Row], alone: Sequence[Row]) -> dict[str, float]:
+    """Return for each output what rows may differ by: a share of the noise that they have beside the model as given."""
+    noise = {
+        info.name: float(np.median(closeness(candidate, info.name, reference, alone))) for info in candidate.outputs
+    }
+    return {name: max(LEAST, min(LAST_BITS, decibels - SHARE)) for name, decibels in noise.items()}
+
+
+def relations(
+    candidate: Candidate,
+    samples: Sequence[Arrays],
+    names: Sequence[str],
+    alone: Sequence[Row],
+    allowed: Mapping[str, float],
+) -> Iterator[Relation]:
+    """Try every relation.
+
+    Args:
+        samples: of one sample each, all of one shape; names: theirs.
+        alone: the candidate's results for each of them by itself.
+        allowed: output → dB that its rows must reach.
+    """
+    tried = list[tuple[int, Arrays, list[int], list[Row]]]()
+
+    def held(
+        name: str, size: int, chosen: Sequence[int], wanted: Sequence[Row], found: Sequence[Row]
+    ) -> Iterator[Relation]:
+        for info in candidate.outputs:
+            decibels = closeness(candidate, info.name, wanted, found)
+            worst = int(decibels.argmin())
+            sample = names[chosen[worst]]
+            yield Relation(name, info.name, size, float(decibels[worst]), allowed[info.name], sample)
+
+    for size in candidate.sizes:
+        chosen = [at % len(samples) for at in range(size)]
+        batch = _joined([samples[at] for at in chosen])
+        first = candidate.rows(candidate.run(batch), size)
+        tried.append((size, batch, chosen, first))
+        yield from held("a batch is its samples one by one", size, chosen, [alone[at] for at in chosen], first)
+        if size > 1:
+            turned = candidate.rows(
+                candidate.run({name: np.ascontiguousarray(array[::-1]) for name, array in batch.items()}), size
+            )[::-1]
+            yield from held("rows in another order", size, chosen, first, turned)
+            for at in {0, len(samples) - 1}:
+                copies = candidate.rows(candidate.run(_copies(samples[at], size)), size)
+                yield from held("equal rows", size, [at] * size, [copies[0]] * size, copies)
+        candidate.run({name: _spoiled(array) for name, array in batch.items()})
+        again = candidate.rows(candidate.run(batch), size)
+        yield from held("again, behind other values", size, chosen, first, again)
+    for size, batch, chosen, first in reversed(tried):
+        yield from held("again, behind another batch", size, chosen, first, candidate.rows(candidate.run(batch), size))
+        for way, run in candidate.ways.items():
+            yield from held(way, size, chosen, first, candidate.rows(run(batch), size))
+
+
+def _joined(samples: Sequence[Arrays]) -> Arrays:
+    return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _copies(sample: Arrays, count: int) -> Arrays:
+    return {name: np.repeat(array, count, axis=0) for name, array in sample.items()}
+
+
+def _spoiled(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return NaN in place of floats; other values may be indices or lengths and stay what they are."""
+    return np.full_like(array, np.nan) if np.issubdtype(array.dtype, np.inexact) else array
