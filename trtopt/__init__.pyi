@@ -22,6 +22,7 @@ from trtopt.calibration.table import Table as Table
 from trtopt.calibration.thresholds import TableEntry as TableEntry
 from trtopt.certification.certificate import Certificate as Certificate, certify as certify
 from trtopt.certification.relations import Relation as Relation
+from trtopt.certification.upgrading import Change as Change, Upgrade as Upgrade, upgrade as upgrade
 from trtopt.core.errors import (
     AccuracyLost as AccuracyLost,
     BackendError as BackendError,

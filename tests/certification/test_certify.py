@@ -199,7 +199,7 @@ def test_without_a_gpu_the_graph_is_tried_and_that_is_said(engine: Path) -> None
     )
     assert sorted({item.batch for item in found.relations if item.name == ONE}) == [1, 3, 4, 6, 9]
     (own,) = {item.limit_db for item in found.relations if item.name == certificates.MODEL}
-    assert own == 20 and not found.on_gpu and str(found).splitlines()[0].count("all holds") == 1
+    assert own == 6 and not found.on_gpu and str(found).splitlines()[0].count("all holds") == 1
     manifest = load_manifest(engine)
     assert manifest is not None and manifest.certificate is None, "it isn't the engine that was tried"
     with pytest.raises(EngineMismatch, match=r"isn't certified: it wasn't tried; run trtopt certify MODEL.onnx"):

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.builder.instrumented import build_with_outputs
-from trtopt.certification.relations import Candidate, Relation, Row, closeness, limits, own_rows, relations
+from trtopt.certification.relations import LEAST, Candidate, Relation, Row, closeness, limits, own_rows, relations
 from trtopt.certification.request import CertifyRequest
+from trtopt.certification.upgrading import save
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, EngineError, UsageError
 from trtopt.core.options import taking
@@ -27,6 +28,7 @@ from trtopt.data import open_data, samples_of
 from trtopt.data.rebatch import Arrays, alone, chunks, counting, samples_first
 from trtopt.engine.manifest import Manifest, described_spec, kept_graph, load_manifest
 from trtopt.evaluation.measures import decibels
+from trtopt.evaluation.timing import Times, time_in_turns
 from trtopt.evaluation.verify import by_samples, engine_file, session_runner
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.proto import all_nodes
@@ -48,7 +50,7 @@ _NOISE = {
     Precision.FP8: (40.0, 8.0),
 }
 _TF32 = (60.0, 20.0)
-_UNKNOWN = 20.0  # dB, where no graph says what the arithmetic does to this network
+_UNKNOWN = 20.0  # dB, where nothing says what the arithmetic does to this network
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ def certify(request: CertifyRequest) -> Certificate:
             ONNX graph, or a function from inputs to outputs.
         images, data, preprocess: samples; without them made-up ones.
         batch: batches to try; default: the least, the most used and the largest of each profile, and two between.
+        save: a file for `trtopt.upgrade`, which compares engines of one model that several TensorRTs have made.
         min_snr: dB to the model that each output must have, in place of what is measured.
         rebuild: build the kept graph once more and compare its results, too.
 
@@ -138,6 +141,8 @@ def certify(request: CertifyRequest) -> Certificate:
     start = time.monotonic()
     model = load_model(request.model, lazy=True)
     engine = engine_file(request.engine)
+    if request.save is not None and engine is None:
+        raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
     manifest = load_manifest(engine) if engine is not None else None
     samples, names = _samples(request, model, manifest)
     reference = by_samples(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
@@ -152,8 +157,17 @@ def certify(request: CertifyRequest) -> Certificate:
     seconds, whose = round(time.monotonic() - start, 1), (str(engine or ""), digest, ran)
     certificate = Certificate(*whose, len(samples), made_up, on_gpu, tuple(found), tuple(left_out), seconds)
     if manifest is not None and engine is not None and on_gpu:
-        replace(manifest, certificate=_summary(certificate)).save(engine)
+        manifest = replace(manifest, certificate=_summary(certificate))
+        manifest.save(engine)
+    if request.save is not None and manifest is not None and engine is not None:
+        with request.reporter.phase("timing") if on_gpu else contextlib.nullcontext():
+            save(Path(request.save), manifest, certificate, _times(engine, samples) if on_gpu else ())
     return certificate
+
+
+def _times(engine: Path, samples: Sequence[Arrays]) -> tuple[Times, ...]:
+    with Session(engine, contexts=1) as session:
+        return time_in_turns({"": session}, samples)[0][""]
 
 
 def _summary(certificate: Certificate) -> dict[str, Any]:
@@ -382,7 +396,7 @@ def _bound(
     most, apart = _TF32 if tf32 else _NOISE[spec.precision]
     path = kept_graph(engine) if probe() and manifest.embedded is None else None
     if path is None:
-        return _Bound(request.min_snr, _UNKNOWN + apart if spec.precision.quantized else most, apart, None)
+        return _Bound(request.min_snr, LEAST + apart if spec.precision.quantized else most, apart, None)
     graph = load_model(path, lazy=True)
     run = by_samples(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
     with request.reporter.phase("running the engine's graph"):

@@ -31,7 +31,7 @@ _EVERYWHERE = ("-v", "--verbose", "-q", "--quiet")
 GROUPS = {
     "Prepare a model": ("export", "init", "check"),
     "Build an engine": ("calibrate", "sensitivity", "build", "tune", "refit", "pipeline", "jobs"),
-    "Measure and compare": ("inspect", "verify", "certify", "bench", "profile", "report"),
+    "Measure and compare": ("inspect", "verify", "certify", "upgrade", "bench", "profile", "report"),
     "Run and deploy": ("run", "serve", "deploy", "store"),
     "This host": ("doctor", "version"),
 }

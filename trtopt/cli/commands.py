@@ -13,7 +13,7 @@ import trtopt
 from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.certification.request import CertifyRequest
+from trtopt.certification.request import CertifyRequest, UpgradeRequest
 from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size
 from trtopt.cli.tables import print_table
@@ -228,6 +228,15 @@ def certify(certificate: Any, values: Options) -> Iterator[str]:
     into the manifest, for Session(require="certified").
     """
     yield from str(certificate).split("\n")
+
+
+@command_of(UpgradeRequest, "trtopt upgrade old.results new.results --fail-on wrong,slower=5%")
+def upgrade(result: Any, values: Options) -> Iterator[str]:
+    """Compare one model's engines of several TensorRTs. What certify --save kept of each: right or not, times, memory,
+    precision, and what the new one hasn't. Exit status 1 for what --fail-on names.
+    """
+    print_table("", result.columns, result.rows)
+    yield from result.lines()
 
 
 @command_of(PipelineRequest, "trtopt pipeline efficientnet-lite0 --output out --target sm89")

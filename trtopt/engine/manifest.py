@@ -312,14 +312,19 @@ def read_manifest(path: Path) -> Manifest:
     if said != FORMAT:
         raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; {again}")
     try:
-        for name, kind in _PARTS.items():
-            if content.get(name) is not None:
-                checked(content[name], kind, name)
-        manifest = converted(content, Manifest)
-        _check_values(manifest)
+        return manifest_of(content)
     except Damaged as error:
         why = f"{path} is damaged or incomplete: {error}"
         raise EngineError(f"{why}; {again}, or delete it to use the plan alone") from error
+
+
+def manifest_of(content: Mapping[str, Any]) -> Manifest:
+    """Return the manifest that a document holds; Damaged where it isn't one."""
+    for name, kind in _PARTS.items():
+        if content.get(name) is not None:
+            checked(content[name], kind, name)
+    manifest = converted(content, Manifest)
+    _check_values(manifest)
     return manifest
 
 
