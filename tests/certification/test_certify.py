@@ -238,3 +238,39 @@ def test_the_command_says_it_and_has_an_exit_status(tmp_path: Path) -> None:
     )
     document = json.loads(bad.stdout)
     assert bad.exit_code == 1 and not document["ok"] and document["failed"][0]["name"] == certificates.MODEL
+
+
+def test_a_build_certifies_what_it_made(engine: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"fp16": True, "target": "sm89", "backend": "rtx", "certify": True}
+    with pytest.raises(UsageError, match=r"`certify=True` runs the engine, and .*: add `save_onnx="):
+        trtopt.build(engine.with_suffix(".onnx"), tmp_path / "a.engine", **options)
+    assert not any(tmp_path.iterdir())
+    options |= {"save_onnx": tmp_path / "kept.onnx", "data": engine.with_name("data.npz")}
+    result = trtopt.build(engine.with_suffix(".onnx"), tmp_path / "a.engine", **options)
+    assert result.ok and result.certificate is not None and result.certificate["ok"]
+    assert result.certificate["samples"] == 32 and result.to_json()["certificate"]["relations"]
+    again = trtopt.build(engine.with_suffix(".onnx"), tmp_path / "a.engine", **options)
+    assert again.cached and again.certificate is not None
+    with pytest.raises(UsageError, match="`certify=` compares engines or writes files"):
+        trtopt.Session.for_model(engine.with_suffix(".onnx"), certify=True, backend="onnxruntime")
+
+
+def test_a_build_that_is_not_right_says_so(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = certificates.closeness
+
+    def wrong(candidate: Any, name: str, *rows: Any) -> NDArray[Any]:
+        return real(candidate, name, *rows) - 1000 if name == "y" else real(candidate, name, *rows)
+
+    monkeypatch.setattr(certificates, "closeness", wrong)
+    arguments = [
+        "build",
+        str(engine.with_suffix(".onnx")),
+        "-o",
+        str(tmp_path / "a.engine"),
+        "--fp16",
+        "--target",
+        "sm89",
+    ]
+    shown = CliRunner().invoke(app, [*arguments, "--certify", "--save-onnx", str(tmp_path / "kept.onnx")])
+    assert shown.exit_code == 1 and "a.engine isn't right: the model as given: -" in shown.stderr
+    assert (tmp_path / "a.engine").exists(), "it is written, and what doesn't hold is told"

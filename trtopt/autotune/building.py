@@ -25,6 +25,8 @@ from trtopt.builder.construction import BuildResult
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples, with_model
 from trtopt.calibration.table import Table
+from trtopt.certification.certificate import certify
+from trtopt.certification.request import SAMPLES
 from trtopt.core.errors import (
     AccuracyLost,
     BuildCancelled,
@@ -46,11 +48,13 @@ from trtopt.core.files import (
 from trtopt.core.options import taking, without
 from trtopt.core.progress import recorded
 from trtopt.core.values import Precision
+from trtopt.cuda.device import probe
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.engine.store import named_store
 from trtopt.evaluation.agreement import Runner
 from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.verify import by_samples
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
@@ -94,6 +98,10 @@ def _logged(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) 
     """Do the work on the model, which is read once; its log is kept, and its scales where that is asked for."""
     named_store(request.store)  # refused before the work
     check_outputs(request)
+    if request.certify and request.save_onnx is None and not (gpu := probe()):
+        raise UsageError(
+            f"`certify=True` runs the engine, and {gpu.reason}: add `save_onnx='kept.onnx'`, whose graph is tried then"
+        )
     with recorded(request.reporter, request.log) as reporter:
         result = work(replace(with_model(request), reporter=reporter))
         if request.save_calib is not None and result.tuning is None:  # a search has kept its own
@@ -101,7 +109,17 @@ def _logged(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) 
                 reporter.warn("`save_calib=` kept nothing: no scales of trtopt's own calibration are in this engine")
             else:
                 result.table.save(request.save_calib)
-    return result
+        return _certified(replace(request, reporter=reporter), result) if request.certify else result
+
+
+def _certified(request: BuildRequest, result: BuildResult) -> BuildResult:
+    """Hold the engine, which is written, against itself and its model; what doesn't hold is told, and `ok` is False."""
+    samples = {name: getattr(request, name) for name in ("images", "data", "preprocess")}
+    few, model = min(request.limit or SAMPLES, SAMPLES), load_model(request.model).proto
+    found = certify(model, result.engine, limit=few, **samples, reporter=request.reporter)
+    for item in found.failed[:3]:
+        request.reporter.warn(f"{result.engine} isn't right: {item.name}: {decibels(item.worst_db)} ({item.output})")
+    return replace(result, certificate=found.describe())
 
 
 def _built(request: BuildRequest) -> BuildResult:

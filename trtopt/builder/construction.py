@@ -54,6 +54,7 @@ class BuildResult:
         comparison: how it compares with FP16 on this GPU (`Comparison.describe()`); None for a build that isn't quantized, and
             where nothing could be measured: `not_measured` says why.
         tuning: what was chosen for the limit that was given (`trtopt.Tuning`); None: there was none.
+        certificate: what `certify` found (`Certificate.describe()`); None: it wasn't asked for.
         safety: what the samples say of the model in FP16 or BF16 (`Safety.describe()`); None: there were none.
     """
 
@@ -73,6 +74,12 @@ class BuildResult:
     coverage: Mapping[str, float] = field(default_factory=dict)
     tuning: Any = None
     safety: Mapping[str, Any] | None = None
+    certificate: Mapping[str, Any] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Return whether the engine is right, as far as that was asked for."""
+        return self.certificate is None or bool(self.certificate["ok"])
 
     def to_json(self) -> dict[str, Any]:
         description = plain(replace(self, table=None, tuning=None, seconds=round(self.seconds, 3)))

@@ -56,6 +56,7 @@ class BuildRequest:
     fp8: bool = option(False, help="FP8, the rest in FP16.")
     best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
     compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
+    certify: bool = option(False, help="Hold the engine against itself and the model, as trtopt certify does.")
     precision_override: Sequence[str] = shared.precision_override(beside=_REDUCED)
     fp32_io: bool = option(True, help="Keep inputs and outputs FP32.")
     tf32: bool = option(True, help="Let FP32 layers use TF32.")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.builder.instrumented import build_with_outputs
-from trtopt.certification.relations import LEAST, Candidate, Relation, Row, closeness, limits, own_rows, relations
+from trtopt.certification.opening import built_with, open_candidate, with_tensors
+from trtopt.certification.placing import Place, blamed, layers_of, place
+from trtopt.certification.relations import (
+    LEAST,
+    Candidate,
+    Relation,
+    Row,
+    closeness,
+    limits,
+    own_rows,
+    relations,
+)
 from trtopt.certification.request import CertifyRequest
 from trtopt.certification.upgrading import save
 from trtopt.core.documents import plain
-from trtopt.core.errors import DataError, EngineError, UsageError
+from trtopt.core.errors import DataError, UsageError
 from trtopt.core.options import taking
-from trtopt.core.temporary import scratch
-from trtopt.core.values import Precision, TensorInfo
+from trtopt.core.values import Precision
 from trtopt.core.words import counted, first_of
 from trtopt.cuda.device import probe
 from trtopt.data import open_data, samples_of
-from trtopt.data.rebatch import Arrays, alone, chunks, counting, samples_first
+from trtopt.data.rebatch import Arrays, chunks, counting, samples_first
 from trtopt.engine.manifest import Manifest, described_spec, kept_graph, load_manifest
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.timing import Times, time_in_turns
-from trtopt.evaluation.verify import by_samples, engine_file, session_runner
+from trtopt.evaluation.verify import by_samples, engine_file, layers_beside
 from trtopt.graph.io import Model, load_model
-from trtopt.graph.proto import all_nodes
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 
 MODEL = "the model as given"
-CONTEXT, GRAPHS, BESIDE, REBUILT = "another context", "without CUDA graphs", "beside another call", "another build"
-_SIZES = (1, 3, 8)  # of a graph's batches, where no profile says them
-_BY_SCORE = ("NonMaxSuppression", "TopK", "EfficientNMS_TRT", "Unique", "NonZero")  # what orders or chooses by values
 # Arithmetic → dB that a graph of these types may be beside the model, at the most, and how much farther an engine may be from
 # it than that graph in ONNX Runtime: it sums in another order, FP16 in FP16, too, and TF32 isn't in the graph.
 _NOISE = {
@@ -63,6 +67,7 @@ class Certificate:
         relations: each that was tried, by output and batch.
         left_out: what wasn't tried, and why.
         seconds: wall-clock time of all of it.
+        place: of what fails worst, where it was looked for and found.
     """
 
     engine: str
@@ -74,6 +79,7 @@ class Certificate:
     relations: tuple[Relation, ...]
     left_out: tuple[str, ...]
     seconds: float
+    place: Place | None = None
 
     @property
     def failed(self) -> tuple[Relation, ...]:
@@ -108,6 +114,8 @@ class Certificate:
             else:
                 where = f"{item.output}, batch {item.batch}, {item.sample}"
                 lines.append(f"  {said}: {decibels(item.worst_db)}, {decibels(item.limit_db)} wanted ({where})")
+        if self.place is not None:
+            lines.append(f"  {self.place.relation} fails {self.place} ({counted(self.place.builds, 'build')})")
         return "\n".join([*lines, *(f"  not tried: {text}" for text in self.left_out)])
 
 
@@ -132,6 +140,8 @@ def certify(request: CertifyRequest) -> Certificate:
         batch: batches to try; default: the least, the most used and the largest of each profile, and two between.
         save: a file for `trtopt.upgrade`, which compares engines of one model that several TensorRTs have made.
         min_snr: dB to the model that each output must have, in place of what is measured.
+        locate: find the tensor at which the worst failure begins: engines are built with tensors of the kept graph as outputs,
+            which may make the fault vanish; then that is told.
         rebuild: build the kept graph once more and compare its results, too.
 
     Raises:
@@ -147,7 +157,7 @@ def certify(request: CertifyRequest) -> Certificate:
     samples, names = _samples(request, model, manifest)
     reference = by_samples(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
     with contextlib.ExitStack() as stack:
-        candidate, ran, left_out = _candidate(stack, request, model, samples[0])
+        candidate, ran, left_out = open_candidate(stack, request, model, samples[0])
         with request.reporter.phase("running the model as given"):
             wanted = [candidate.alone(reference, sample) for sample in samples]
         bound = _bound(request, candidate, manifest, samples)
@@ -156,6 +166,10 @@ def certify(request: CertifyRequest) -> Certificate:
     made_up, on_gpu = request.images is None and request.data is None, engine is not None and bool(probe())
     seconds, whose = round(time.monotonic() - start, 1), (str(engine or ""), digest, ran)
     certificate = Certificate(*whose, len(samples), made_up, on_gpu, tuple(found), tuple(left_out), seconds)
+    if request.locate and not certificate.ok:
+        with request.reporter.phase("looking for the place"):
+            found_at = _located(request, model, candidate, certificate.failed[0], samples)
+        certificate = replace(certificate, place=found_at)
     if manifest is not None and engine is not None and on_gpu:
         manifest = replace(manifest, certificate=_summary(certificate))
         manifest.save(engine)
@@ -222,106 +236,24 @@ class _Samples:
     wanted: Sequence[Row]
 
 
-# What is held against itself -------------------------------------------------------------------------------------------------
-
-
-def _candidate(
-    stack: contextlib.ExitStack, request: CertifyRequest, model: Model, sample: Arrays
-) -> tuple[Candidate, str, list[str]]:
-    """Open what is certified; return it, what its results come from, and what of it isn't tried."""
+def _located(
+    request: CertifyRequest, model: Model, candidate: Candidate, fault: Relation, samples: Sequence[Arrays]
+) -> Place | None:
+    """Find where the worst failure begins."""
     given: Any = request.engine
-    engine, gpu, ways, left_out = engine_file(given), probe(), dict[str, Any](), list[str]()
-    profiles: Sequence[Mapping[str, Any]] = ()
-    if engine is not None and gpu:
-        main = stack.enter_context(Session(engine, contexts=2))
-        run, ran, profiles = session_runner(main), f"{engine} on {gpu.devices[0]}", main.profiles
-        plainly = session_runner(stack.enter_context(Session(engine, contexts=1, graphs=0)))
-        ways = {CONTEXT: run, GRAPHS: plainly, BESIDE: _beside(stack, run)}
-        if request.rebuild:
-            ways[REBUILT] = _rebuilt(stack, request, engine)
-    elif callable(given):
-        run, ran = by_samples(given, model), "the function"
-    else:
-        graph = kept_graph(engine) if engine is not None else None
-        if engine is not None and graph is None:
-            raise EngineError(
-                f"{engine} can't run here ({gpu.reason}), and its graph wasn't kept: build it with `save_onnx=`, or certify it "
-                "where there is a GPU"
-            )
-        run = by_samples(OnnxRunner(graph or given, optimize=False, threads=request.threads), model)
-        ran = (
-            f"{graph}, the graph of {engine}, in ONNX Runtime: {gpu.reason}" if engine else "the graph in ONNX Runtime"
-        )
-        manifest = load_manifest(engine) if engine is not None else None
-        profiles = () if manifest is None else manifest.ranges
-        if engine is not None:
-            left_out.append("the engine itself: it was the graph")
-    sizes = (
-        (1,)
-        if alone(model.inputs) or not counting(model.inputs)
-        else _sizes(model.inputs, profiles, sample, request.batch)
-    )
-    sides = {size for info in model.inputs for size in info.shape}
-    outputs = [
-        info
-        for info in model.outputs
-        if info.batch_axis is not None or sides.issuperset(info.shape[axis] for axis in info.open_axes)
-    ]
-    left_out += [
-        f"{info.name} {info.dims}: its size depends on values" for info in model.outputs if info not in outputs
-    ]
-    if not outputs:
-        raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
-    return Candidate(run, sizes, outputs, ways, _unordered(model)), ran, left_out
-
-
-def _sizes(
-    inputs: Sequence[TensorInfo], profiles: Sequence[Mapping[str, Any]], sample: Arrays, asked: Sequence[int]
-) -> tuple[int, ...]:
-    """Return batches to try, ascending: those asked for, or each profile's least, most used and largest and two between."""
-    fixed = {info.sizes[0] for info in inputs if info.shape and info.sizes[0] > 0}
-    if fixed:
-        return (min(fixed),)
-    found = set(map(int, asked))
-    for profile in profiles if not asked else ():
-        bounds = [(profile[name], sample[name].shape[1:]) for name in profile if name in sample]
-        if bounds and all(item.holds((item.min[0], *rest)) for item, rest in bounds):
-            low, tuned, high = (max(getattr(bounds[0][0], name)[0], 1) for name in ("min", "opt", "max"))
-            found |= {low, tuned, high, low + (high - low) // 3, low + 2 * (high - low) // 3}
-    return tuple(sorted(found or _SIZES))
-
-
-def _beside(stack: contextlib.ExitStack, run: Any) -> Any:
-    """Return a function that runs a batch while another one runs."""
-    pool = stack.enter_context(ThreadPoolExecutor(1))
-
-    def beside(batch: Arrays) -> Arrays:
-        other = pool.submit(run, {name: np.ascontiguousarray(array[::-1]) for name, array in batch.items()})
-        results: Arrays = run(batch)
-        other.result()
-        return results
-
-    return beside
-
-
-def _rebuilt(stack: contextlib.ExitStack, request: CertifyRequest, engine: Path) -> Any:
-    graph, manifest = kept_graph(engine), load_manifest(engine)
-    if graph is None or manifest is None:
-        raise EngineError(
-            f"the graph of {engine} wasn't kept, so that it can't be built again: build it with `save_onnx=`"
-        )
-    folder = stack.enter_context(scratch())
-    plan = build_with_outputs(manifest, load_model(graph).proto, (), folder, reporter=request.reporter)
-    return session_runner(stack.enter_context(Session(plan, contexts=1, trust=True)))  # built just now
-
-
-def _unordered(model: Model) -> frozenset[str]:
-    """Return the outputs that come, by whatever way, from operators that order or choose by values."""
-    reached = set[str]()
-    for node in all_nodes(model.proto.graph):  # in an order in which they can run
-        if node.op_type in _BY_SCORE or reached.intersection(node.input):
-            reached.update(node.output)
-    return frozenset(info.name for info in model.outputs if info.name in reached)
+    engine = engine_file(given)
+    path = given if engine is None else kept_graph(engine)
+    if callable(given) or path is None:
+        what = "a function has none" if path is given else f"that of {engine} wasn't kept: build it with `save_onnx=`"
+        raise UsageError(f"`locate=True` looks at a graph's tensors, and {what}")
+    graph, few = load_model(path), samples[:8]
+    if fault.name == MODEL:
+        return blamed(fault, layers_beside((model, graph, engine), few, request.reporter))
+    exact = graph if engine is not None else model
+    here = layers_of(graph.proto)
+    tensors = [name for name in here if name in {*layers_of(exact.proto)}]
+    opened = with_tensors(graph) if engine is None or not probe() else built_with(request, engine, graph)
+    return place(graph.proto, tensors, fault, candidate, with_tensors(exact), opened, few)
 
 
 # The trials -----------------------------------------------------------------------------------------------------------------

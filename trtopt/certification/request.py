@@ -39,6 +39,9 @@ class CertifyRequest:
     min_snr: float | None = option(
         None, help="Least dB to the model; default: from the noise of its own graph.", metavar="DB"
     )
+    locate: bool = option(
+        False, help="Find the first tensor at which what fails does so, by builds with tensors as outputs."
+    )
     save: str | os.PathLike[str] | None = shared.written(
         help="Keep verdict, times and what the engine is, for trtopt upgrade.", metavar="F.results"
     )

@@ -77,14 +77,20 @@ class LayerAgreement(Described):
         return f"{self.node} ({self.op})"
 
 
-def verdict(layers: Sequence[LayerAgreement]) -> str:
-    """Say where it breaks, in a sentence."""
-    culprit = next((item for item in layers if item.nonfinite), None)
-    if culprit is not None:
-        return f"{culprit.what} is the first to give values that aren't finite ({culprit.nonfinite} of them), by itself"
+def culprit(layers: Sequence[LayerAgreement]) -> LayerAgreement:
+    """Return the first that gives values that aren't finite, or else the one that loses most by itself."""
+    if (broken := next((item for item in layers if item.nonfinite), None)) is not None:
+        return broken
     least = min(item.felt_snr_db for item in layers)
     # What goes into the same node behind them is felt alike there: the first of them is to blame.
-    worst = next(item for item in layers if item.felt_snr_db <= least + ALIKE)
+    return next(item for item in layers if item.felt_snr_db <= least + ALIKE)
+
+
+def verdict(layers: Sequence[LayerAgreement]) -> str:
+    """Say where it breaks, in a sentence."""
+    worst = culprit(layers)
+    if worst.nonfinite:
+        return f"{worst.what} is the first to give values that aren't finite ({worst.nonfinite} of them), by itself"
     if worst.felt_snr_db == np.inf:
         return "no tensor differs" if worst.own_snr_db == np.inf else "what differs isn't felt behind it"
     rest = sorted(item.felt_snr_db for item in layers if item is not worst)

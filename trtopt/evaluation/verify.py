@@ -13,6 +13,7 @@ from trtopt.builder.instrumented import build_with_outputs
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.files import opened_regular, sha256_file
 from trtopt.core.options import taking
+from trtopt.core.progress import Reporter
 from trtopt.core.shapes import outside
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Kind, TensorInfo
@@ -159,7 +160,7 @@ def _compared(
     if metric is not None:
         old, new = (metric(results, before) for results in (before, after))
         found = replace(found, metric=Scores(metric.name, old, new, request.min))
-    layers = _layers(request, sides, list(rebatched(first, LAYER_SAMPLES))) if request.per_layer else ()
+    layers = layers_beside(sides, list(rebatched(first, LAYER_SAMPLES)), request.reporter) if request.per_layer else ()
     return replace(found, ran=place, layers=layers)
 
 
@@ -226,7 +227,7 @@ def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
 # Tensor by tensor ----------------------------------------------------------------------------------------------------------
 
 
-def _layers(request: VerifyRequest, sides: _Sides, samples: Sequence[Arrays]) -> tuple[LayerAgreement, ...]:
+def layers_beside(sides: _Sides, samples: Sequence[Arrays], reporter: Reporter) -> tuple[LayerAgreement, ...]:
     """Compare tensor by tensor: the graphs; of an engine on a GPU another build of it, with its tensors as outputs."""
     model, candidate, engine = sides
     reference, graph = model.proto, candidate.proto
@@ -236,7 +237,7 @@ def _layers(request: VerifyRequest, sides: _Sides, samples: Sequence[Arrays]) ->
     assert manifest is not None  # it names the graph
     tensors = tensors_of_engine(reference, graph)
     with scratch() as folder:
-        plan = build_with_outputs(manifest, graph, tensors, folder, reporter=request.reporter)
+        plan = build_with_outputs(manifest, graph, tensors, folder, reporter=reporter)
         with Session(plan, contexts=1, trust=True) as session:  # built just now
             batches = [shape.min[0] for profile in session.profiles for shape in profile.values() if shape.min]
 

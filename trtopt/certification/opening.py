@@ -1,0 +1,160 @@
+"""What is certified, opened: an engine on a GPU and the other ways to its results, its graph, an ONNX model or a function."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtopt.builder.instrumented import build_with_outputs
+from trtopt.certification.placing import Opened
+from trtopt.certification.relations import Candidate, Runner
+from trtopt.certification.request import CertifyRequest
+from trtopt.core.errors import EngineError, UsageError
+from trtopt.core.temporary import scratch
+from trtopt.core.values import TensorInfo
+from trtopt.cuda.device import probe
+from trtopt.data.rebatch import Arrays, alone, counting
+from trtopt.engine.manifest import kept_graph, load_manifest
+from trtopt.evaluation.verify import by_samples, engine_file, session_runner
+from trtopt.graph.half import widen
+from trtopt.graph.io import Model, load_model
+from trtopt.graph.proto import all_nodes, in_memory
+from trtopt.ort.runner import OnnxRunner
+from trtopt.ort.sessions import open_session, run_session
+from trtopt.runtime.session import Session
+
+CONTEXT, GRAPHS, BESIDE, REBUILT = "another context", "without CUDA graphs", "beside another call", "another build"
+_SIZES = (1, 3, 8)  # of a graph's batches, where no profile says them
+_BY_SCORE = ("NonMaxSuppression", "TopK", "EfficientNMS_TRT", "Unique", "NonZero")  # what orders or chooses by values
+
+
+def open_candidate(
+    stack: contextlib.ExitStack, request: CertifyRequest, model: Model, sample: Arrays
+) -> tuple[Candidate, str, list[str]]:
+    """Open what is certified; return it, what its results come from, and what of it isn't tried."""
+    given: Any = request.engine
+    engine, gpu, ways, left_out = engine_file(given), probe(), dict[str, Any](), list[str]()
+    profiles: Sequence[Mapping[str, Any]] = ()
+    if engine is not None and gpu:
+        main = stack.enter_context(Session(engine, contexts=2))
+        run, ran, profiles = session_runner(main), f"{engine} on {gpu.devices[0]}", main.profiles
+        plainly = session_runner(stack.enter_context(Session(engine, contexts=1, graphs=0)))
+        ways = {CONTEXT: run, GRAPHS: plainly, BESIDE: _beside(stack, run)}
+        if request.rebuild:
+            ways[REBUILT] = _rebuilt(stack, request, engine)
+    elif callable(given):
+        run, ran = by_samples(given, model), "the function"
+    else:
+        graph = kept_graph(engine) if engine is not None else None
+        if engine is not None and graph is None:
+            raise EngineError(
+                f"{engine} can't run here ({gpu.reason}), and its graph wasn't kept: build it with `save_onnx=`, or certify it "
+                "where there is a GPU"
+            )
+        run = by_samples(OnnxRunner(graph or given, optimize=False, threads=request.threads), model)
+        ran = (
+            f"{graph}, the graph of {engine}, in ONNX Runtime: {gpu.reason}" if engine else "the graph in ONNX Runtime"
+        )
+        manifest = load_manifest(engine) if engine is not None else None
+        profiles = () if manifest is None else manifest.ranges
+        if engine is not None:
+            left_out.append("the engine itself: it was the graph")
+    sizes = (
+        (1,)
+        if alone(model.inputs) or not counting(model.inputs)
+        else _sizes(model.inputs, profiles, sample, request.batch)
+    )
+    sides = {size for info in model.inputs for size in info.shape}
+    outputs = [
+        info
+        for info in model.outputs
+        if info.batch_axis is not None or sides.issuperset(info.shape[axis] for axis in info.open_axes)
+    ]
+    left_out += [
+        f"{info.name} {info.dims}: its size depends on values" for info in model.outputs if info not in outputs
+    ]
+    if not outputs:
+        raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
+    return Candidate(run, sizes, outputs, ways, _unordered(model)), ran, left_out
+
+
+def _sizes(
+    inputs: Sequence[TensorInfo], profiles: Sequence[Mapping[str, Any]], sample: Arrays, asked: Sequence[int]
+) -> tuple[int, ...]:
+    """Return batches to try, ascending: those asked for, or each profile's least, most used and largest and two between."""
+    fixed = {info.sizes[0] for info in inputs if info.shape and info.sizes[0] > 0}
+    if fixed:
+        return (min(fixed),)
+    found = set(map(int, asked))
+    for profile in profiles if not asked else ():
+        bounds = [(profile[name], sample[name].shape[1:]) for name in profile if name in sample]
+        if bounds and all(item.holds((item.min[0], *rest)) for item, rest in bounds):
+            low, tuned, high = (max(getattr(bounds[0][0], name)[0], 1) for name in ("min", "opt", "max"))
+            found |= {low, tuned, high, low + (high - low) // 3, low + 2 * (high - low) // 3}
+    return tuple(sorted(found or _SIZES))
+
+
+def _beside(stack: contextlib.ExitStack, run: Any) -> Any:
+    """Return a function that runs a batch while another one runs."""
+    pool = stack.enter_context(ThreadPoolExecutor(1))
+
+    def beside(batch: Arrays) -> Arrays:
+        other = pool.submit(run, {name: np.ascontiguousarray(array[::-1]) for name, array in batch.items()})
+        results: Arrays = run(batch)
+        other.result()
+        return results
+
+    return beside
+
+
+def _rebuilt(stack: contextlib.ExitStack, request: CertifyRequest, engine: Path) -> Any:
+    graph, manifest = kept_graph(engine), load_manifest(engine)
+    if graph is None or manifest is None:
+        raise EngineError(
+            f"the graph of {engine} wasn't kept, so that it can't be built again: build it with `save_onnx=`"
+        )
+    folder = stack.enter_context(scratch())
+    plan = build_with_outputs(manifest, load_model(graph).proto, (), folder, reporter=request.reporter)
+    return session_runner(stack.enter_context(Session(plan, contexts=1, trust=True)))  # built just now
+
+
+def _unordered(model: Model) -> frozenset[str]:
+    """Return the outputs that come, by whatever way, from operators that order or choose by values."""
+    reached = set[str]()
+    for node in all_nodes(model.proto.graph):  # in an order in which they can run
+        if node.op_type in _BY_SCORE or reached.intersection(node.input):
+            reached.update(node.output)
+    return frozenset(info.name for info in model.outputs if info.name in reached)
+
+
+def with_tensors(model: Model) -> Opened:
+    """Return what opens a graph in ONNX Runtime, with tensors besides its outputs."""
+
+    @contextlib.contextmanager
+    def opened(tensors: Sequence[str]) -> Iterator[Runner]:
+        proto = widen(in_memory(model.proto))
+        names = dict.fromkeys([*(info.name for info in model.outputs), *tensors])
+        session = open_session(proto, outputs=[*names], optimize=False, purpose="looking for the place of a fault")
+        yield by_samples(lambda feed: run_session(session, None, feed), model)
+
+    return opened
+
+
+def built_with(request: CertifyRequest, engine: Path, graph: Model) -> Opened:
+    """Return what builds an engine's graph again, with tensors besides its outputs."""
+    manifest = load_manifest(engine)
+    assert manifest is not None  # it names the graph
+
+    @contextlib.contextmanager
+    def opened(tensors: Sequence[str]) -> Iterator[Runner]:
+        with scratch() as folder:
+            plan = build_with_outputs(manifest, graph.proto, tensors, folder, reporter=request.reporter)
+            with Session(plan, contexts=1, trust=True) as session:  # built just now
+                yield session_runner(session)
+
+    return opened

@@ -1,0 +1,119 @@
+"""The place of a fault: the first tensor of a graph at which a relation fails, and the node that makes it.
+
+All tensors become outputs and the relation is tried on each, in the order in which they are computed. Outputs keep TensorRT
+from fusing what lies on both sides of them, so that the fault may vanish by being looked at. That is a finding, too: then fewer
+and fewer tensors are looked at, and the one that makes it vanish is between the nodes that must not be fused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from onnx import ModelProto, TensorProto
+
+from trtopt.certification.relations import Candidate, Relation, Runner, limits, own_rows, relations
+from trtopt.core.documents import Described
+from trtopt.core.values import TensorInfo
+from trtopt.data.rebatch import Arrays
+from trtopt.evaluation.per_layer import LayerAgreement, culprit
+from trtopt.graph.proto import inferred_values
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_NO_LAYERS = ("QuantizeLinear", "DequantizeLinear", "Constant", "Cast")
+Opened = Callable[[Sequence[str]], contextlib.AbstractContextManager[Runner]]
+
+
+@dataclass(frozen=True)
+class Place(Described):
+    """The first tensor at which a relation fails.
+
+    Attributes:
+        node, op: who makes it.
+        worst_db, limit_db: as of a `Relation`.
+        vanishes: the fault is gone where this tensor is an output, which keeps apart what lies on both sides of it.
+        builds: how many engines or sessions were made to find it.
+    """
+
+    relation: str
+    batch: int
+    tensor: str
+    node: str
+    op: str
+    worst_db: float
+    limit_db: float
+    vanishes: bool
+    builds: int
+
+    def __str__(self) -> str:
+        where = f"{self.tensor} of {self.node} ({self.op})"
+        if self.vanishes:
+            return f"it vanishes where {where} is an output: what lies on both sides of it must not be fused"
+        return f"first at {where}"
+
+
+def layers_of(graph: ModelProto) -> tuple[str, ...]:
+    """Return the floating tensors that a graph's nodes compute, in their order."""
+    kinds = {name: value.type.tensor_type.elem_type for name, value in inferred_values(graph).items()}
+    nodes = (node for node in graph.graph.node if node.op_type not in _NO_LAYERS)
+    return tuple(name for node in nodes for name in node.output if kinds.get(name) in _FLOATS)
+
+
+def place(
+    graph: ModelProto,
+    tensors: Sequence[str],
+    fault: Relation,
+    candidate: Candidate,
+    exact: Opened,
+    opened: Opened,
+    samples: Sequence[Arrays],
+) -> Place | None:
+    """Find where a relation between a candidate's own results fails first; None: at no tensor that has rows.
+
+    Args:
+        tensors: of the graph, in the order in which they are computed.
+        exact, opened: make functions that give the graph's tensors besides its outputs: right ones, and the candidate's.
+    """
+    builds = 0
+    names = [f"sample {at}" for at in range(len(samples))]
+    output = next(info for info in candidate.outputs if info.name == fault.output)
+    sizes = tuple(sorted({candidate.sizes[0], fault.batch}))
+
+    def failing(looked_at: Sequence[str]) -> dict[str, Relation]:
+        nonlocal builds
+        builds += 1
+        infos = [TensorInfo(name, "float32", ("batch",), 0) for name in looked_at if name != output.name]
+        with exact(looked_at) as right, opened(looked_at) as run:
+            looked = replace(candidate, run=run, sizes=sizes, outputs=[*infos, output], ways={})
+            wanted = [looked.alone(right, sample) for sample in samples]
+            few = slice(0, 8)
+            looked = replace(looked, outputs=own_rows(right, looked, samples[few], wanted[few]))
+            found = [looked.alone(run, sample) for sample in samples]
+            tried = relations(looked, samples, names, found, limits(looked, wanted, found))
+            again = [item for item in tried if (item.name, item.batch) == (fault.name, fault.batch) and not item.holds]
+        return {item.output: item for item in again}
+
+    found, vanishes = failing(tensors), False
+    if output.name not in found:
+        vanishes, rest = True, list(tensors)
+        while len(rest) > 1:
+            half = rest[: len(rest) // 2]
+            rest = rest[len(half) :] if output.name in failing(half) else half
+        first = rest[0]
+    else:
+        first = next((name for name in (*tensors, output.name) if name in found), output.name)
+    item = found.get(first, fault)
+    node = next((node for node in graph.graph.node if first in node.output), None)
+    if node is None:
+        return None
+    return Place(
+        fault.name, fault.batch, first, node.name, node.op_type, item.worst_db, item.limit_db, vanishes, builds
+    )
+
+
+def blamed(fault: Relation, layers: Sequence[LayerAgreement]) -> Place:
+    """Return the place of values that aren't the model's, from its tensors beside the candidate's."""
+    worst = culprit(layers)
+    names = (worst.tensor, worst.node, worst.op)
+    return Place(fault.name, fault.batch, *names, worst.felt_snr_db, fault.limit_db, False, 1)
