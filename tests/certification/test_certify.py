@@ -156,7 +156,7 @@ def test_rows_that_the_network_mixes_are_told_and_not_demanded() -> None:
         **flat,
     )
     found = trtopt.certify(mixing, mixing, data={"x": values(6, 4)}, batch=[1, 4])
-    assert found.ok and "rows of y: the model itself computes them from others, too" in found.left_out
+    assert found.ok and "rows of y: in the model itself they depend on others, or on their place" in found.left_out
     assert {item.output for item in found.relations if item.name == ONE} == {"z"}
 
 
@@ -274,3 +274,31 @@ def test_a_build_that_is_not_right_says_so(engine: Path, tmp_path: Path, monkeyp
     shown = CliRunner().invoke(app, [*arguments, "--certify", "--save-onnx", str(tmp_path / "kept.onnx")])
     assert shown.exit_code == 1 and "a.engine isn't right: the model as given: -" in shown.stderr
     assert (tmp_path / "a.engine").exists(), "it is written, and what doesn't hold is told"
+
+
+def encoder(op: str) -> ModelProto:
+    """Return the mean of each sequence's embeddings, `op`ed over all positions or over those that count, and the embeddings."""
+    weights = "Cast <to = 1> (mask)" if op == "masked" else "ConstantOfShape <value = float[1] {1}> (s)"
+    shape = "" if op == "masked" else "s = Shape (mask)"
+    return written(
+        f"""(int64[n, 8] ids, int64[n, 8] attention_mask) => (float[n, 4] y, float[n, 8, 4] states) {{
+        states = Gather (table, ids) mask = Identity (attention_mask) {shape} m = {weights}
+        u = Unsqueeze (m, last) p = Mul (states, u) y = ReduceSum <keepdims = 0> (p, one) }}""",
+        opset=17,
+        table=values(20, 4),
+        last=np.array([2]),
+        one=np.array([1]),
+    )
+
+
+def test_a_mask_that_is_not_kept_to_is_found() -> None:
+    random = np.random.default_rng(0)
+    mask = (np.arange(8) < random.integers(3, 8, (10, 1))).astype(np.int64)
+    data = {"ids": random.integers(1, 20, (10, 8)), "attention_mask": mask}
+    right = trtopt.certify(encoder("masked"), encoder("masked"), data=data, batch=[1, 4])
+    assert right.ok, str(right)
+    assert {item.output for item in right.relations if item.name == "what masks hide"} == {"y", "states"}
+    wrong = trtopt.certify(encoder("masked"), encoder("all"), data=data, batch=[1, 4], min_snr=-100)
+    assert {(item.name, item.output) for item in wrong.failed} == {("what masks hide", "y")}
+    open_to_all = trtopt.certify(encoder("all"), encoder("all"), data=data, batch=[1, 4])
+    assert open_to_all.ok, "the model itself reads what its mask hides"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.certification.opening import built_with, open_candidate, with_tensors
+from trtopt.certification.opening import batched, built_with, open_candidate, with_tensors
 from trtopt.certification.placing import Place, blamed, layers_of, place
 from trtopt.certification.relations import (
     LEAST,
@@ -20,6 +20,7 @@ from trtopt.certification.relations import (
     Relation,
     Row,
     closeness,
+    hidden_by_masks,
     limits,
     own_rows,
     relations,
@@ -37,7 +38,7 @@ from trtopt.data.rebatch import Arrays, chunks, counting, samples_first
 from trtopt.engine.manifest import Manifest, described_spec, kept_graph, load_manifest
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.timing import Times, time_in_turns
-from trtopt.evaluation.verify import by_samples, engine_file, layers_beside
+from trtopt.evaluation.verify import engine_file, layers_beside
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.runner import OnnxRunner
@@ -155,7 +156,7 @@ def certify(request: CertifyRequest) -> Certificate:
         raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
     manifest = load_manifest(engine) if engine is not None else None
     samples, names = _samples(request, model, manifest)
-    reference = by_samples(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
+    reference = batched(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
     with contextlib.ExitStack() as stack:
         candidate, ran, left_out = open_candidate(stack, request, model, samples[0])
         with request.reporter.phase("running the model as given"):
@@ -281,14 +282,15 @@ def _tried(
     own = own_rows(reference, candidate, [samples[at] for at in alike[:8]], [wanted[at] for at in alike[:8]])
     mixed = [info.name for info in candidate.outputs if info not in own]
     if mixed:
-        left_out.append(f"rows of {first_of(mixed)}: the model itself computes them from others, too")
+        left_out.append(f"rows of {first_of(mixed)}: in the model itself they depend on others, or on their place")
     candidate = replace(candidate, outputs=own)
     if not own:
         return
     sizes = ", ".join(map(str, candidate.sizes))
     with request.reporter.phase(f"batches of {sizes}"):
         chosen = ([samples[at] for at in alike], [names[at] for at in alike], [found[at] for at in alike])
-        yield from relations(candidate, *chosen, limits(candidate, wanted, found))
+        masked = hidden_by_masks(reference, candidate, chosen[0][:8])
+        yield from relations(candidate, *chosen, limits(candidate, wanted, found), masked)
 
 
 def _shapes(sample: Arrays) -> dict[str, tuple[int, ...]]:
@@ -330,6 +332,6 @@ def _bound(
     if path is None:
         return _Bound(request.min_snr, LEAST + apart if spec.precision.quantized else most, apart, None)
     graph = load_model(path, lazy=True)
-    run = by_samples(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
+    run = batched(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
     with request.reporter.phase("running the engine's graph"):
         return _Bound(request.min_snr, most, apart, [candidate.alone(run, sample) for sample in samples])

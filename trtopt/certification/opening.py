@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
-from trtopt.data.rebatch import Arrays, alone, counting
+from trtopt.data.rebatch import Arrays, counting, laid_out, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
-from trtopt.evaluation.verify import by_samples, engine_file, session_runner
+from trtopt.evaluation.verify import by_samples, engine_file
 from trtopt.graph.half import widen
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.proto import all_nodes, in_memory
@@ -28,7 +29,7 @@ from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import open_session, run_session
 from trtopt.runtime.session import Session
 
-CONTEXT, GRAPHS, BESIDE, REBUILT = "another context", "without CUDA graphs", "beside another call", "another build"
+OTHER, BESIDE, REBUILT = "another context, without CUDA graphs", "beside another call", "another build"
 _SIZES = (1, 3, 8)  # of a graph's batches, where no profile says them
 _BY_SCORE = ("NonMaxSuppression", "TopK", "EfficientNMS_TRT", "Unique", "NonZero")  # what orders or chooses by values
 
@@ -43,12 +44,12 @@ def open_candidate(
     if engine is not None and gpu:
         main = stack.enter_context(Session(engine, contexts=2))
         run, ran, profiles = session_runner(main), f"{engine} on {gpu.devices[0]}", main.profiles
-        plainly = session_runner(stack.enter_context(Session(engine, contexts=1, graphs=0)))
-        ways = {CONTEXT: run, GRAPHS: plainly, BESIDE: _beside(stack, run)}
+        other = session_runner(stack.enter_context(Session(engine, contexts=1, graphs=0)))
+        ways = {OTHER: other, BESIDE: _beside(stack, run)}
         if request.rebuild:
             ways[REBUILT] = _rebuilt(stack, request, engine)
     elif callable(given):
-        run, ran = by_samples(given, model), "the function"
+        run, ran = batched(given, model), "the function"
     else:
         graph = kept_graph(engine) if engine is not None else None
         if engine is not None and graph is None:
@@ -56,7 +57,7 @@ def open_candidate(
                 f"{engine} can't run here ({gpu.reason}), and its graph wasn't kept: build it with `save_onnx=`, or certify it "
                 "where there is a GPU"
             )
-        run = by_samples(OnnxRunner(graph or given, optimize=False, threads=request.threads), model)
+        run = batched(OnnxRunner(graph or given, optimize=False, threads=request.threads), model)
         ran = (
             f"{graph}, the graph of {engine}, in ONNX Runtime: {gpu.reason}" if engine else "the graph in ONNX Runtime"
         )
@@ -64,37 +65,51 @@ def open_candidate(
         profiles = () if manifest is None else manifest.ranges
         if engine is not None:
             left_out.append("the engine itself: it was the graph")
-    sizes = (
-        (1,)
-        if alone(model.inputs) or not counting(model.inputs)
-        else _sizes(model.inputs, profiles, sample, request.batch)
-    )
+    sizes = _sizes(model.inputs, profiles, sample, request.batch)
     sides = {size for info in model.inputs for size in info.shape}
     outputs = [
-        info
+        info if info.batch_axis is None else replace(info, batch_axis=0)  # as `batched` gives them
         for info in model.outputs
         if info.batch_axis is not None or sides.issuperset(info.shape[axis] for axis in info.open_axes)
     ]
+    names = {info.name for info in outputs}
     left_out += [
-        f"{info.name} {info.dims}: its size depends on values" for info in model.outputs if info not in outputs
+        f"{info.name} {info.dims}: its size depends on values" for info in model.outputs if info.name not in names
     ]
     if not outputs:
         raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
     return Candidate(run, sizes, outputs, ways, _unordered(model)), ran, left_out
 
 
+def batched(run: Runner, model: Model | Session) -> Runner:
+    """Return `run`, which takes samples where this model has them, with samples first in all that it takes and gives: a batch
+    in one call, but one at a time where an input is one sample as a whole."""
+    if any(info.batch_axis is None for info in model.inputs):
+        return by_samples(run, model)
+    counted = [info for info in model.outputs if info.batch_axis is not None]
+    return lambda batch: samples_first(run(laid_out(batch, model.inputs)), counted)
+
+
+def session_runner(session: Session) -> Runner:
+    return batched(lambda batch: session.run_batches(session.taken(batch)), session)
+
+
 def _sizes(
     inputs: Sequence[TensorInfo], profiles: Sequence[Mapping[str, Any]], sample: Arrays, asked: Sequence[int]
 ) -> tuple[int, ...]:
     """Return batches to try, ascending: those asked for, or each profile's least, most used and largest and two between."""
-    fixed = {info.sizes[0] for info in inputs if info.shape and info.sizes[0] > 0}
-    if fixed:
+    axes = counting(inputs)
+    if not axes or any(info.batch_axis is None for info in inputs):
+        return (1,)
+    fixed = {info.sizes[axes[info.name]] for info in inputs if info.name in axes}
+    if -1 not in fixed:
         return (min(fixed),)
     found = set(map(int, asked))
     for profile in profiles if not asked else ():
-        bounds = [(profile[name], sample[name].shape[1:]) for name in profile if name in sample]
-        if bounds and all(item.holds((item.min[0], *rest)) for item, rest in bounds):
-            low, tuned, high = (max(getattr(bounds[0][0], name)[0], 1) for name in ("min", "opt", "max"))
+        bounds = [(profile[name], axis, sample[name].shape[1:]) for name, axis in axes.items() if name in profile]
+        if bounds and all(item.holds((*to[:at], item.min[at], *to[at:])) for item, at, to in bounds):
+            first, at, _ = bounds[0]
+            low, tuned, high = (max(sizes[at], 1) for sizes in (first.min, first.opt, first.max))
             found |= {low, tuned, high, low + (high - low) // 3, low + 2 * (high - low) // 3}
     return tuple(sorted(found or _SIZES))
 
@@ -140,7 +155,7 @@ def with_tensors(model: Model) -> Opened:
         proto = widen(in_memory(model.proto))
         names = dict.fromkeys([*(info.name for info in model.outputs), *tensors])
         session = open_session(proto, outputs=[*names], optimize=False, purpose="looking for the place of a fault")
-        yield by_samples(lambda feed: run_session(session, None, feed), model)
+        yield batched(lambda feed: run_session(session, None, feed), model)
 
     return opened
 

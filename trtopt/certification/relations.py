@@ -11,7 +11,8 @@ Not demanded is what the network itself doesn't do: rows of an output that the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,9 +22,11 @@ from trtopt.core.documents import Described
 from trtopt.core.values import TensorInfo
 from trtopt.data.difference import in_db, powers
 from trtopt.data.rebatch import Arrays, share
+from trtopt.evaluation.agreement import unpadded
 
 Runner = Callable[[Arrays], Arrays]
 Row = Mapping[str, NDArray[np.generic]]
+MASKED = "what masks hide"
 LAST_BITS = 100.0  # dB: more is never asked for
 LEAST = 6.0  # dB: less is never allowed
 SHARE = 12.0  # dB: a row may differ by sixteen times the power of the noise that rows have in the median
@@ -130,6 +133,45 @@ def own_rows(run: Runner, candidate: Candidate, samples: Sequence[Arrays], alone
     return [info for info in candidate.outputs if closeness(candidate, info.name, alone, several).min() > LAST_BITS / 2]
 
 
+def hidden_by_masks(run: Runner, candidate: Candidate, samples: Sequence[Arrays]) -> frozenset[str]:
+    """Return the outputs on which what masks hide has no influence in the model as given, `run`; none without such masks."""
+    batch = _joined(samples)
+    if (other := _refilled(batch)) is None:
+        return frozenset()
+    counted = Candidate(run, (1,), candidate.outputs, unordered=candidate.unordered)
+    seen, changed = (_visible(counted.rows(run(each), len(samples)), batch) for each in (batch, other))
+    names = (info.name for info in candidate.outputs)
+    return frozenset(name for name in names if closeness(candidate, name, seen, changed).min() > LAST_BITS / 2)
+
+
+def _refilled(batch: Arrays) -> Arrays | None:
+    """Return a batch with the first position's values where its masks hide them; None where they hide nothing."""
+    masks = unpadded(batch)
+    if not masks or all(mask.all() for mask in masks):
+        return None
+    seen, other = np.all(masks, axis=0), dict(batch)
+    for name, array in batch.items():
+        if array.shape[:2] == seen.shape and not re.search("mask|pad", name, re.I):
+            there = seen.reshape(*seen.shape, *[1] * (array.ndim - 2))
+            other[name] = np.where(there, array, array[:, :1])
+    return None if all(np.array_equal(other[name], batch[name]) for name in batch) else other
+
+
+def _visible(rows: Sequence[Row], batch: Arrays) -> list[Row]:
+    """Return rows with zeros at the positions that masks hide, where an output has positions on its second axis."""
+    seen = np.all(unpadded(batch), axis=0)
+
+    def shown(array: NDArray[np.generic], mask: NDArray[np.bool_]) -> NDArray[np.generic]:
+        positions = array.ndim > 1 and array.shape[1] == len(mask)
+        return (
+            np.where(mask.reshape(1, -1, *[1] * (array.ndim - 2)), array, np.zeros((), array.dtype))
+            if positions
+            else array
+        )
+
+    return [{name: shown(np.asarray(array), mask) for name, array in row.items()} for row, mask in zip(rows, seen)]
+
+
 def limits(candidate: Candidate, reference: Sequence[Row], alone: Sequence[Row]) -> dict[str, float]:
     """Return for each output what rows may differ by: a share of the noise that they have beside the model as given."""
     noise = {
@@ -144,6 +186,7 @@ def relations(
     names: Sequence[str],
     alone: Sequence[Row],
     allowed: Mapping[str, float],
+    masked: Collection[str] = (),
 ) -> Iterator[Relation]:
     """Try every relation.
 
@@ -151,6 +194,7 @@ def relations(
         samples: of one sample each, all of one shape; names: theirs.
         alone: the candidate's results for each of them by itself.
         allowed: output → dB that its rows must reach.
+        masked: outputs on which what masks hide has no influence.
     """
     tried = list[tuple[int, Arrays, list[int], list[Row]]]()
 
@@ -158,6 +202,8 @@ def relations(
         name: str, size: int, chosen: Sequence[int], wanted: Sequence[Row], found: Sequence[Row]
     ) -> Iterator[Relation]:
         for info in candidate.outputs:
+            if name == MASKED and info.name not in masked:
+                continue
             decibels = closeness(candidate, info.name, wanted, found)
             worst = int(decibels.argmin())
             sample = names[chosen[worst]]
@@ -177,6 +223,9 @@ def relations(
             for at in {0, len(samples) - 1}:
                 copies = candidate.rows(candidate.run(_copies(samples[at], size)), size)
                 yield from held("equal rows", size, [at] * size, [copies[0]] * size, copies)
+        if masked and (other := _refilled(batch)) is not None:
+            shown = _visible(first, batch), _visible(candidate.rows(candidate.run(other), size), batch)
+            yield from held(MASKED, size, chosen, *shown)
         candidate.run({name: _spoiled(array) for name, array in batch.items()})
         again = candidate.rows(candidate.run(batch), size)
         yield from held("again, behind other values", size, chosen, first, again)

@@ -58,7 +58,7 @@ class Operator:
             return _several(self.reference(*arrays, **_own(attributes)))
 
     def shapes_of(self, shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> tuple[Shape, ...]:
-        """Return the results' shapes for those of the inputs; none where an attribute lacks. UsageError where the rule fails."""
+        """Return the results' shapes for those of the inputs; none where one is absent. UsageError where the rule fails."""
         if self.shapes is None or self.required() - attributes.keys():
             return ()
         with self._told(shapes):

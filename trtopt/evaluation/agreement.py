@@ -161,14 +161,14 @@ def verify_all(
     comparisons = {name: _Comparison(labels, kinds) for name in candidates}
     for batch in batches:
         samples = next((len(array) for array in batch.values() if array.ndim), 1)
-        outputs, masks = reference(batch), _unpadded(batch)
+        outputs, masks = reference(batch), unpadded(batch)
         for name, runner in candidates.items():
             comparisons[name].add(outputs, runner(batch), samples, masks)
     names = tuple(getattr(batches, "names", ()))
     return {name: comparison.result(names) for name, comparison in comparisons.items()}
 
 
-def _unpadded(batch: Arrays) -> list[NDArray[np.bool_]]:
+def unpadded(batch: Arrays) -> list[NDArray[np.bool_]]:
     """Samples × positions, which aren't padding, by each input of 0 and 1 that is called a mask or padding.
 
     A row that changes once has padding: where an attention mask is 0; else in its second part, as PyTorch's masks have 1 there
