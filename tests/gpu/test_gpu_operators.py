@@ -64,9 +64,9 @@ def test_deformable_attention_is_its_reference(generation: Any, tmp_path: Path) 
     assert np.allclose(found["y"], wanted["y"], atol=1e-4)
 
 
-def test_roi_align_is_onnxs(generation: Any, tmp_path: Path) -> None:
-    """As a Mask R-CNN's head has it: features of a convolution, boxes as an input."""
-    net = written(
+def roi_heads() -> ModelProto:
+    """Return a Mask R-CNN's head: features of a convolution, boxes as an input."""
+    return written(
         """(float[1,3,32,32] x, float[5,4] rois) => (float[5,16,7,7] y) {
         f = Conv <pads = [1,1,1,1]> (x, w) r = Relu (f)
         a = RoiAlign <output_height = 7, output_width = 7, sampling_ratio = 2> (r, rois, which)
@@ -75,6 +75,29 @@ def test_roi_align_is_onnxs(generation: Any, tmp_path: Path) -> None:
         v=values(16, 16, 3, 3, seed=1, scale=0.1),
         which=np.zeros(5, np.int64),
     )
+
+
+def test_a_detector_goes_all_the_way(generation: Any, tmp_path: Path) -> None:
+    """check, calibrate, build in INT8, verify, certify, run, deploy."""
+    model, data, engine = tmp_path / "net.onnx", tmp_path / "data.npz", tmp_path / "net.engine"
+    onnx.save(detector(), model)
+    np.savez(data, x=values(40, 3, 16, 16))
+    assert trtopt.check(model, backend="tensorrt").ok
+    table = trtopt.calibrate(model, tmp_path / "net.calib.json", data=data)
+    shapes = "x:1x3x16x16,6x3x16x16,8x3x16x16"
+    trtopt.build(model, engine, int8=True, calib=table, shapes=shapes, compare=False, **settings(tmp_path))
+    agreement = trtopt.verify(model, engine, data=data, batch=8)
+    certificate = trtopt.certify(model, engine, data=data, min_snr=-100)  # INT8 moves detections
+    assert certificate.ok, str(certificate)
+    assert trtopt.run(engine, data=data, limit=8).outputs
+    assert trtopt.deploy_triton(engine, repo=tmp_path / "repo", require="certified")
+    rows.append(
+        ("a detector in INT8, all the way", f"{len(certificate.relations)} trials hold", f"{agreement.snr_db:.1f} dB")
+    )
+
+
+def test_roi_align_is_onnxs(generation: Any, tmp_path: Path) -> None:
+    net = roi_heads()
     corner = np.random.default_rng(2).random((5, 2), np.float32) * 12
     inputs = {"x": values(1, 3, 32, 32), "rois": np.concatenate([corner, corner + 14], 1)}
     found, wanted = _both(net, tmp_path, inputs, "", tf32=False)
