@@ -83,7 +83,7 @@ def test_a_detector_goes_all_the_way(generation: Any, tmp_path: Path) -> None:
     onnx.save(detector(), model)
     np.savez(data, x=values(40, 3, 16, 16))
     assert trtopt.check(model, backend="tensorrt").ok
-    table = trtopt.calibrate(model, tmp_path / "net.calib.json", data=data)
+    table = trtopt.calibrate(model, tmp_path / "net.calib.json", data=data).table
     shapes = "x:1x3x16x16,6x3x16x16,8x3x16x16"
     trtopt.build(model, engine, int8=True, calib=table, shapes=shapes, compare=False, **settings(tmp_path))
     agreement = trtopt.verify(model, engine, data=data, batch=8)

@@ -154,6 +154,8 @@ def certify(request: CertifyRequest) -> Certificate:
     engine = engine_file(request.engine)
     if request.save is not None and engine is None:
         raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
+    if request.locate:
+        _graph_of(request)  # said before the work
     manifest = load_manifest(engine) if engine is not None else None
     samples, names = _samples(request, model, manifest)
     reference = batched(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
@@ -237,17 +239,22 @@ class _Samples:
     wanted: Sequence[Row]
 
 
-def _located(
-    request: CertifyRequest, model: Model, candidate: Candidate, fault: Relation, samples: Sequence[Arrays]
-) -> Place | None:
-    """Find where the worst failure begins."""
+def _graph_of(request: CertifyRequest) -> Any:
+    """Return the graph whose tensors are looked at; UsageError where there is none."""
     given: Any = request.engine
     engine = engine_file(given)
     path = given if engine is None else kept_graph(engine)
     if callable(given) or path is None:
-        what = "a function has none" if path is given else f"that of {engine} wasn't kept: build it with `save_onnx=`"
+        what = "a function has none" if engine is None else f"that of {engine} wasn't kept: build it with `save_onnx=`"
         raise UsageError(f"`locate=True` looks at a graph's tensors, and {what}")
-    graph, few = load_model(path), samples[:8]
+    return path
+
+
+def _located(
+    request: CertifyRequest, model: Model, candidate: Candidate, fault: Relation, samples: Sequence[Arrays]
+) -> Place | None:
+    """Find where the worst failure begins."""
+    engine, graph, few = engine_file(request.engine), load_model(_graph_of(request)), samples[:8]
     if fault.name == MODEL:
         return blamed(fault, layers_beside((model, graph, engine), few, request.reporter))
     exact = graph if engine is not None else model

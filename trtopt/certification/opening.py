@@ -78,7 +78,8 @@ def open_candidate(
     ]
     if not outputs:
         raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
-    return Candidate(run, sizes, outputs, ways, _unordered(model)), ran, left_out
+    of_pixels = engine is not None and bool(gpu) and main.embedded is not None
+    return Candidate(run, sizes, outputs, ways, _unordered(model), of_pixels), ran, left_out
 
 
 def batched(run: Runner, model: Model | Session) -> Runner:

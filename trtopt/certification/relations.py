@@ -71,6 +71,7 @@ class Candidate:
         sizes: samples that it takes at a time, ascending.
         ways: other ways to the same results: name → function.
         outputs: those that are looked at.
+        of_pixels: it takes pixels, and inputs that weren't made of pixels can't be given.
         unordered: outputs whose entries stand in the order of scores, in which last bits make others stand first.
     """
 
@@ -79,6 +80,7 @@ class Candidate:
     outputs: Sequence[TensorInfo]
     ways: Mapping[str, Runner] = field(default_factory=dict)
     unordered: frozenset[str] = frozenset()
+    of_pixels: bool = False
 
     def rows(self, results: Arrays, count: int) -> list[Row]:
         """Cut results into those of each sample; of an output without rows each has all."""
@@ -107,7 +109,7 @@ def closeness(candidate: Candidate, name: str, wanted: Sequence[Row], found: Seq
         pairs = [(np.sort(old, axis=None), np.sort(new, axis=None)) for old, new in pairs]
     if not all(old.shape == new.shape for old, new in pairs):
         return np.array([np.inf if old.shape == new.shape else -np.inf for old, new in pairs])
-    if not np.issubdtype(pairs[0][0].dtype, np.inexact):
+    if not _floating(pairs[0][0]):
         unlike = np.array([np.mean(old != new) if old.size else 0.0 for old, new in pairs])
         return in_db(np.ones(len(pairs)), unlike)
     sums = np.array([_sums(old, new) for old, new in pairs])
@@ -118,7 +120,11 @@ def closeness(candidate: Candidate, name: str, wanted: Sequence[Row], found: Seq
 def _sums(old: NDArray[np.generic], new: NDArray[np.generic]) -> NDArray[np.float64]:
     """Return the powers of signal and difference; of values that are finite in one alone the difference is infinite."""
     signal, noise = powers(old, new)
-    return np.array([signal, np.inf if not np.array_equal(np.isnan(old), np.isnan(new)) else noise])
+    return np.array([signal, noise if np.array_equal(np.isnan(old), np.isnan(new)) else np.inf])
+
+
+def _floating(array: NDArray[np.generic]) -> bool:
+    return array.dtype.kind not in "biuSUO"  # bfloat16 is none of NumPy's own kinds
 
 
 def own_rows(run: Runner, candidate: Candidate, samples: Sequence[Arrays], alone: Sequence[Row]) -> list[TensorInfo]:
@@ -163,11 +169,7 @@ def _visible(rows: Sequence[Row], batch: Arrays) -> list[Row]:
 
     def shown(array: NDArray[np.generic], mask: NDArray[np.bool_]) -> NDArray[np.generic]:
         positions = array.ndim > 1 and array.shape[1] == len(mask)
-        return (
-            np.where(mask.reshape(1, -1, *[1] * (array.ndim - 2)), array, np.zeros((), array.dtype))
-            if positions
-            else array
-        )
+        return np.where(mask.reshape(1, -1, *[1] * (array.ndim - 2)), array, np.zeros_like(array)) if positions else array
 
     return [{name: shown(np.asarray(array), mask) for name, array in row.items()} for row, mask in zip(rows, seen)]
 
@@ -215,18 +217,17 @@ def relations(
         first = candidate.rows(candidate.run(batch), size)
         tried.append((size, batch, chosen, first))
         yield from held("a batch is its samples one by one", size, chosen, [alone[at] for at in chosen], first)
+        turned = {name: np.ascontiguousarray(array[::-1]) for name, array in batch.items()}
         if size > 1:
-            turned = candidate.rows(
-                candidate.run({name: np.ascontiguousarray(array[::-1]) for name, array in batch.items()}), size
-            )[::-1]
-            yield from held("rows in another order", size, chosen, first, turned)
+            other_order = candidate.rows(candidate.run(turned), size)[::-1]
+            yield from held("rows in another order", size, chosen, first, other_order)
             for at in {0, len(samples) - 1}:
                 copies = candidate.rows(candidate.run(_copies(samples[at], size)), size)
                 yield from held("equal rows", size, [at] * size, [copies[0]] * size, copies)
         if masked and (other := _refilled(batch)) is not None:
             shown = _visible(first, batch), _visible(candidate.rows(candidate.run(other), size), batch)
             yield from held(MASKED, size, chosen, *shown)
-        candidate.run({name: _spoiled(array) for name, array in batch.items()})
+        candidate.run(turned if candidate.of_pixels else {name: _spoiled(array) for name, array in batch.items()})
         again = candidate.rows(candidate.run(batch), size)
         yield from held("again, behind other values", size, chosen, first, again)
     for size, batch, chosen, first in reversed(tried):
@@ -245,4 +246,4 @@ def _copies(sample: Arrays, count: int) -> Arrays:
 
 def _spoiled(array: NDArray[np.generic]) -> NDArray[np.generic]:
     """Return NaN in place of floats; other values may be indices or lengths and stay what they are."""
-    return np.full_like(array, np.nan) if np.issubdtype(array.dtype, np.inexact) else array
+    return np.full_like(array, np.nan) if _floating(array) else array
