@@ -55,7 +55,9 @@ def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
     mended = pipeline("efficientnet-lite0", out, target="sm89")
     assert "check" not in mended.skipped
     assert "export" in mended.skipped
-    half = pipeline("efficientnet-lite0", out, precision="fp16", target="sm89")
+    half = pipeline("efficientnet-lite0", out, precision="fp16", target="sm89", certify=True)
+    assert half.ok and half.build.certificate is not None and half.build.certificate["samples"] == 20
+    assert "certify: all holds; " in str(half)
     assert half.build.precision["fp16"] == 50
     assert str(half).endswith(f"next: trtopt inspect {half.files['engine']}")
     assert half.agreement is not None

@@ -15,6 +15,7 @@ import msgspec
 
 from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
+from trtopt.certification.certificate import certify
 from trtopt.core.documents import Damaged, checked, converted, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
@@ -78,8 +79,10 @@ class PipelineResult:
 
     @property
     def ok(self) -> bool:
-        """Nothing is outside the recipe's own limits, and all values are finite."""
-        return not (self.missed if self.limits is not None else self.agreement and not_finite(self.agreement))
+        """Nothing is outside the recipe's own limits, all values are finite, and the engine is right, where that was asked."""
+        return self.build.ok and not (
+            self.missed if self.limits is not None else self.agreement and not_finite(self.agreement)
+        )
 
     def to_json(self) -> dict[str, Any]:
         names = ("name", "files", "sizes", "agreement", "timing", "not_run", "compared_on", "reference")
@@ -105,6 +108,11 @@ class PipelineResult:
                 line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
             lines.append(line)
             lines += [f"outside the limit: {text}" for text in self.missed]
+        if (certificate := self.build.certificate) is not None:
+            failed = [f"{item['name']} ({item['output']})" for item in certificate["failed"]]
+            lines.append(
+                f"certify: {f'NOT RIGHT: {first_of(failed)}' if failed else 'all holds'}; {certificate['ran']}"
+            )
         not_run = f"the engine was not run here: {self.not_run}"
         lines.append(not_run if self.timing is None else f"on this GPU: {json.dumps(self.timing)}")
         lines += [f"  {what:<12}{path}" for what, path in self.files.items()]
@@ -282,6 +290,9 @@ def _chained(request: PipelineRequest) -> PipelineResult:
     compared_on, agreement = "labelled photos" if photos else judged_on if subject.limits else "", None
     if compared_on and real_samples:
         agreement = _agreement(subject, original, real_samples, bool(photos), files, ledger, reporter)
+    if request.certify:
+        found = certify(original, files["engine"], **real_samples, reporter=reporter)
+        result = replace(result, certificate=found.describe())
     timing, not_run = _timed(real_samples, clean, files["engine"], request.backend)
     return PipelineResult(
         name=recipe.name,

@@ -169,7 +169,9 @@ def _visible(rows: Sequence[Row], batch: Arrays) -> list[Row]:
 
     def shown(array: NDArray[np.generic], mask: NDArray[np.bool_]) -> NDArray[np.generic]:
         positions = array.ndim > 1 and array.shape[1] == len(mask)
-        return np.where(mask.reshape(1, -1, *[1] * (array.ndim - 2)), array, np.zeros_like(array)) if positions else array
+        return (
+            np.where(mask.reshape(1, -1, *[1] * (array.ndim - 2)), array, np.zeros_like(array)) if positions else array
+        )
 
     return [{name: shown(np.asarray(array), mask) for name, array in row.items()} for row, mask in zip(rows, seen)]
 

@@ -30,6 +30,7 @@ class PipelineRequest:
     backend: str = shared.backend()
     plugins: Sequence[str] | str = shared.plugins()
     operators: Sequence[str] | str = shared.operators()
+    certify: bool = option(False, help="Hold the engine against itself and the model, as trtopt certify does.")
     report: str | os.PathLike[str] | None = shared.report()
     log: str | os.PathLike[str] | None = shared.log()
     reporter: Reporter = SILENT
