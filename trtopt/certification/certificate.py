@@ -45,17 +45,18 @@ from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 
 MODEL = "the model as given"
-# Arithmetic → dB that a graph of these types may be beside the model, at the most, and how much farther an engine may be from
-# it than that graph in ONNX Runtime: it sums in another order, FP16 in FP16, too, and TF32 isn't in the graph.
+# Arithmetic → dB that a graph of these types may be beside the model, at the most; how much farther off an engine may be than
+# that graph in ONNX Runtime: it sums in another order, FP16 in FP16, too, and TF32 isn't in the graph; and what is wanted where
+# no graph says what the arithmetic does to this network.
 _NOISE = {
-    Precision.FP32: (110.0, 30.0),
-    Precision.FP16: (60.0, 25.0),
-    Precision.BF16: (45.0, 20.0),
-    Precision.INT8: (40.0, 8.0),
-    Precision.FP8: (40.0, 8.0),
+    Precision.FP32: (110.0, 30.0, 80.0),
+    Precision.FP16: (60.0, 25.0, 20.0),
+    Precision.BF16: (45.0, 20.0, LEAST),
+    Precision.INT8: (40.0, 8.0, LEAST),
+    Precision.FP8: (40.0, 8.0, LEAST),
 }
-_TF32 = (60.0, 20.0)
-_UNKNOWN = 20.0  # dB, where nothing says what the arithmetic does to this network
+_TF32 = (60.0, 20.0, 40.0)
+_UNKNOWN = 20.0  # dB, of what has no manifest
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,7 @@ class _Bound:
         if self.asked is not None:
             return np.full(len(wanted), self.asked)
         reached = np.full(len(wanted), np.inf) if self.graph is None else closeness(candidate, name, wanted, self.graph)
-        return np.maximum(np.minimum(reached, self.most) - self.apart, 0.0)
+        return np.maximum(np.minimum(reached, self.most) - self.apart, LEAST)
 
 
 def _bound(
@@ -334,10 +335,10 @@ def _bound(
         return _Bound(_UNKNOWN if request.min_snr is None else request.min_snr, 0, 0, None)
     spec, engine = described_spec(manifest.spec), Path(request.engine)  # type: ignore[arg-type]
     tf32 = spec.precision is Precision.FP32 and spec.tf32 and bool(probe())
-    most, apart = _TF32 if tf32 else _NOISE[spec.precision]
+    most, apart, unknown = _TF32 if tf32 else _NOISE[spec.precision]
     path = kept_graph(engine) if probe() and manifest.embedded is None else None
     if path is None:
-        return _Bound(request.min_snr, LEAST + apart if spec.precision.quantized else most, apart, None)
+        return _Bound(request.min_snr, unknown, 0, None)
     graph = load_model(path, lazy=True)
     run = batched(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
     with request.reporter.phase("running the engine's graph"):
