@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,10 +18,13 @@ from random_graphs import RandomGraph, Skip
 from typer.testing import CliRunner
 
 import trtopt
-from trtopt.certification import certificate as certificates
+from trtopt.certification import certificate as certificates, opening
 from trtopt.cli import app
 from trtopt.core.errors import EngineMismatch, UsageError
+from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation import verify as verification
+from trtopt.evaluation.timing import Times
 from trtopt.ort.runner import OnnxRunner
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -302,3 +306,104 @@ def test_a_mask_that_is_not_kept_to_is_found() -> None:
     assert {(item.name, item.output) for item in wrong.failed} == {("what masks hide", "y")}
     open_to_all = trtopt.certify(encoder("all"), encoder("all"), data=data, batch=[1, 4])
     assert open_to_all.ok, "the model itself reads what its mask hides"
+
+
+def test_an_engine_that_runs_is_certified_in_its_manifest(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of a GPU, with the engine's graph in ONNX Runtime in the plan's place."""
+    gpu = Probe((DeviceInfo(0, "Fake GPU", 89, 1 << 30),), (13, 0), "")
+    for module in (opening, certificates):
+        monkeypatch.setattr(module, "probe", lambda: gpu)
+        monkeypatch.setattr(module, "Session", functools.partial(trtopt.Session, backend="onnxruntime"))
+    monkeypatch.setattr(certificates, "_times", lambda *_: (Times({"x": "4x3x8x8"}, 0.25),))
+    before = load_manifest(engine)
+    assert before is not None and before.certificate is None
+    data, kept = engine.with_name("data.npz"), tmp_path / "new.results"
+    try:
+        found = trtopt.certify(engine.with_suffix(".onnx"), engine, data=data, save=kept)
+        assert found.ok and found.on_gpu and not found.left_out and "on Fake GPU" in found.ran
+        names = {item.name for item in found.relations}
+        assert {opening.OTHER, opening.BESIDE} <= names and str(found).splitlines()[0].count("certified;")
+        (own,) = {item.limit_db for item in found.relations if (item.name, item.output) == (certificates.MODEL, "f")}
+        (reached,) = {
+            item.worst_db for item in found.relations if (item.name, item.output) == (certificates.MODEL, "f")
+        }
+        assert own == pytest.approx(reached - 8), "as near as its graph, less what INT8 may add"
+        after = load_manifest(engine)
+        assert after is not None and after.certificate is not None and after.certificate["ok"]
+        assert after == certificates.replace(before, certificate=after.certificate)
+        trtopt.deploy_triton(engine, repo=tmp_path / "repo", require="certified", backend="python")
+        assert (tmp_path / "repo").is_dir()
+        assert trtopt.upgrade([kept, kept]).rows[0][5] == "0.25"
+        wrong = onnx.load(engine.with_suffix(".onnx"))
+        wrong.graph.initializer[0].raw_data = onnx.numpy_helper.to_array(wrong.graph.initializer[0])[::-1].tobytes()
+        wrong.graph.initializer[0].ClearField("float_data")
+        assert not trtopt.certify(wrong, engine, data=data, locate=False).ok
+        refused = load_manifest(engine)
+        assert refused is not None and refused.certificate is not None and not refused.certificate["ok"]
+    finally:
+        before.save(engine)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Engines "run" as their graphs in ONNX Runtime; those of another build as what that was built of."""
+    gpu, spoils = Probe((DeviceInfo(0, "Fake GPU", 89, 1 << 30),), (13, 0), ""), list[Any]()
+
+    def opened(plan: Path, **options: Any) -> trtopt.Session:
+        rebuilt = options.pop("trust", False)
+        session = trtopt.Session(plan.with_suffix(".onnx") if rebuilt else plan, backend="onnxruntime", **options)
+        real = session.run_batches
+
+        def run_batches(inputs: Arrays) -> dict[str, NDArray[Any]]:
+            results = real(inputs)
+            for spoil in spoils if not rebuilt else ():
+                spoil(inputs, results)
+            return results
+
+        session.run_batches = run_batches  # type: ignore[method-assign]
+        return session
+
+    for module in (opening, certificates, verification):
+        monkeypatch.setattr(module, "probe", lambda: gpu)
+        monkeypatch.setattr(module, "Session", opened)
+    return spoils.append
+
+
+def test_another_build_is_compared_and_a_fault_that_it_has_not_is_told(
+    engine: Path, as_on_a_gpu: Callable[[Any], None]
+) -> None:
+    before = load_manifest(engine)
+    assert before is not None
+    try:
+        model, data = engine.with_suffix(".onnx"), engine.with_name("data.npz")
+        right = trtopt.certify(model, engine, data=data, rebuild=True, locate=True)
+        assert right.ok and right.place is None
+        assert opening.REBUILT in {item.name for item in right.relations}
+
+        def spoil(inputs: Arrays, results: dict[str, NDArray[Any]]) -> None:
+            if len(inputs["x"]) == 9:
+                results["y"][5] += 1
+
+        as_on_a_gpu(spoil)
+        wrong = trtopt.certify(model, engine, data=data, rebuild=True, locate=True)
+        assert {item.output for item in wrong.failed} == {"y"} and {item.batch for item in wrong.failed} == {9}
+        assert {ONE, opening.REBUILT} <= {item.name for item in wrong.failed}
+        assert wrong.place is not None and wrong.place.vanishes, "engines with tensors as outputs are right"
+    finally:
+        before.save(engine)
+
+
+def test_wrong_values_of_an_engine_are_placed_by_its_tensors(
+    engine: Path, as_on_a_gpu: Callable[[Any], None], tmp_path: Path
+) -> None:
+    other, before = net(), load_manifest(engine)
+    assert before is not None
+    other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values(16, 3, 3, 3, seed=9, scale=0.3), "w"))
+    try:
+        found = trtopt.certify(other, engine, data=engine.with_name("data.npz"), locate=True)
+        assert not found.ok and found.place is not None and found.place.op == "Conv" and not found.place.vanishes
+        assert "the model as given fails first at" in str(found)
+    finally:
+        before.save(engine)

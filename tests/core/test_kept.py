@@ -15,6 +15,7 @@ import pytest
 from graphs import values, written
 from world import requests
 
+from trtopt.certification.request import CertifyRequest
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import write_bytes, writing_together
 from trtopt.core.kept import Call, keeping
@@ -195,3 +196,20 @@ def test_samples_in_a_folder_are_kept_and_the_rest_of_it_may_change(inside: Path
     call_of(BuildRequest("m.onnx", "e2.engine", preprocess="photos")).refuse(
         Path("photos/a.JPG")
     )  # a preset is no folder
+
+
+def test_what_a_call_adds_to_is_written_and_nothing_else_beside_an_input(tmp_path: Path) -> None:
+    engine = tmp_path / "a.engine"
+    for name in ("a.engine", "a.engine.json", "m.onnx"):
+        (tmp_path / name).write_text("{}")
+    call = call_of(CertifyRequest(tmp_path / "m.onnx", engine))
+    with keeping(call):
+        write_bytes(f"{engine}.json", b"{} ")
+        for name in ("a.engine", "m.onnx"):
+            with pytest.raises(UsageError, match="would overwrite"):
+                write_bytes(tmp_path / name, b"lost")
+    with (
+        pytest.raises(UsageError, match="would overwrite"),
+        keeping(call_of(CertifyRequest("m", engine, save=f"{engine}.json"))),
+    ):
+        pass

@@ -26,7 +26,7 @@ class CertifyRequest:
 
     model: str | os.PathLike[str] | ModelProto = field(metadata=shared.MODEL)
     engine: str | os.PathLike[str] | ModelProto | Runner = field(
-        metadata=about(help="A TensorRT plan; or a graph, for ONNX Runtime.", metavar="M.engine")
+        metadata=about(help="A TensorRT plan; or a graph, for ONNX Runtime.", metavar="M.engine", adds_to=(".json",))
     )
     _: KW_ONLY
     images: Any = shared.images()

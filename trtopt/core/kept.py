@@ -33,10 +33,11 @@ _LOCATION = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x1f])
 @dataclass(frozen=True)
 class Call:
     """Files that one call reads (option → what was given for it, of any kind) and writes (option, what was given for it, and an
-    ending of what is written by that name)."""
+    ending of what is written by that name), or reads and adds to."""
 
     reads: Mapping[str, Any]
     targets: Sequence[tuple[str, str, str]]
+    added_to: frozenset[Path] = frozenset()
 
     def check(self) -> None:
         """Raise UsageError where a target is an input, or is written twice."""
@@ -64,7 +65,7 @@ class Call:
 
         An engine's results are read and added to by who measures it: only who names them as something else would lose them.
         """
-        if not option and target.name.endswith(ENGINE[-1]):
+        if not option and (target.name.endswith(ENGINE[-1]) or target in self.added_to):
             return
         with contextlib.suppress(OSError, ValueError):  # nothing is there
             info, real = target.stat(), Path(os.path.realpath(target))

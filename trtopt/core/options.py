@@ -58,6 +58,7 @@ class About:
         group: the heading that its command's help has above it and all that follow, until the next one.
         beside: the options without any of which it has no effect, as messages name them; of a list, with what it has to hold.
         writes: it names what is written; its name's endings then: `FILE`, `FOLDER`, or `ENGINE` with what lies beside.
+        adds_to: it names an input, and the call adds to a file beside it: the endings of that.
     """
 
     help: str = ""
@@ -69,6 +70,7 @@ class About:
     least: int | None = None
     beside: str = ""
     writes: tuple[str, ...] = ()
+    adds_to: tuple[str, ...] = ()
     group: str = ""
 
 
@@ -112,14 +114,17 @@ def without(request: R, *names: str) -> R:
 
 def call_of(request: Any) -> Call:
     """Return what a request reads and writes."""
-    reads, targets = dict[str, Any](), list[tuple[str, str, str]]()
+    reads, targets, added_to = dict[str, Any](), list[tuple[str, str, str]](), set[Path]()
     for name, (_, said) in options(type(request)).items():
         value = getattr(request, name)
         if not said.writes:
             reads[name] = value
+            added_to |= {
+                Path(f"{os.fspath(value)}{ending}") for ending in said.adds_to if isinstance(value, (str, os.PathLike))
+            }
         elif isinstance(value, (str, os.PathLike)) and (given := os.fspath(value)) != "none":
             targets += [(name, given, ending) for ending in said.writes]
-    return Call(reads, targets)
+    return Call(reads, targets, frozenset(added_to))
 
 
 def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callable[[R], T]], Callable[P, T]]:
