@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from random_graphs import RandomGraph, Skip
 from typer.testing import CliRunner
+from world import Heard
 
 import trtopt
 from trtopt.certification import certificate as certificates, opening
@@ -204,6 +205,12 @@ def test_without_a_gpu_the_graph_is_tried_and_that_is_said(engine: Path) -> None
     assert sorted({item.batch for item in found.relations if item.name == ONE}) == [1, 3, 4, 6, 9]
     (own,) = {item.limit_db for item in found.relations if item.name == certificates.MODEL}
     assert own == 6 and not found.on_gpu and str(found).splitlines()[0].count("all holds") == 1
+    with pytest.raises(UsageError, match=r"`batch=\[0?64\]`: the engine takes 1 to 9 samples of this shape at a time"):
+        trtopt.certify(engine.with_suffix(".onnx"), engine, batch=[4, 64])
+    heard = Heard()
+    other = written("(float[n, 3, 8, 8] x) => (float[n, 3, 8, 8] y, float[n, 3, 8, 8] f) { y = Relu (x) f = Neg (x) }")
+    assert not trtopt.certify(other, engine, reporter=heard).ok
+    assert any("wasn't built from this model, by content: from " in text for text in heard.warnings)
     manifest = load_manifest(engine)
     assert manifest is not None and manifest.certificate is None, "it isn't the engine that was tried"
     with pytest.raises(EngineMismatch, match=r"isn't certified: it wasn't tried; run trtopt certify MODEL.onnx"):
@@ -211,6 +218,12 @@ def test_without_a_gpu_the_graph_is_tried_and_that_is_said(engine: Path) -> None
     with pytest.raises(EngineMismatch, match="isn't certified"):
         trtopt.deploy_triton(engine, repo=engine.with_name("repo"), require="certified")
     assert not engine.with_name("repo").exists()
+
+
+def test_another_models_outputs_are_missed(engine: Path) -> None:
+    other = written("(float[n, 3, 8, 8] x) => (float[n, 3, 8, 8] z) { z = Relu (x) }")
+    with pytest.raises(UsageError, match="the model gives z, what is certified only y, f: is it this model's"):
+        trtopt.certify(other, engine)
 
 
 def test_the_verdict_in_a_manifest_is_asked_for(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +263,9 @@ def test_a_build_certifies_what_it_made(engine: Path, tmp_path: Path) -> None:
         trtopt.build(engine.with_suffix(".onnx"), tmp_path / "a.engine", **options)
     assert not any(tmp_path.iterdir())
     options |= {"save_onnx": tmp_path / "kept.onnx", "data": engine.with_name("data.npz")}
-    result = trtopt.build(engine.with_suffix(".onnx"), tmp_path / "a.engine", **options)
+    heard = Heard()
+    result = trtopt.build(engine.with_suffix(".onnx"), tmp_path / "a.engine", reporter=heard, **options)
+    assert not any("by content" in text for text in heard.warnings)
     assert result.ok and result.certificate is not None and result.certificate["ok"]
     assert result.certificate["samples"] == 32 and result.to_json()["certificate"]["relations"]
     again = trtopt.build(engine.with_suffix(".onnx"), tmp_path / "a.engine", **options)

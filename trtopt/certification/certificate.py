@@ -158,6 +158,9 @@ def certify(request: CertifyRequest) -> Certificate:
     if request.locate:
         _graph_of(request)  # said before the work
     manifest = load_manifest(engine) if engine is not None else None
+    if manifest is not None and manifest.source["sha256"] != model.fingerprint:
+        built_of = manifest.source["path"] or "a model in memory"
+        request.reporter.warn(f"{engine} wasn't built from this model, by content: from {built_of}, as that was then")
     samples, names = _samples(request, model, manifest)
     reference = batched(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
     with contextlib.ExitStack() as stack:

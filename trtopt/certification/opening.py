@@ -105,13 +105,17 @@ def _sizes(
     fixed = {info.sizes[axes[info.name]] for info in inputs if info.name in axes}
     if -1 not in fixed:
         return (min(fixed),)
-    found = set(map(int, asked))
-    for profile in profiles if not asked else ():
+    found, ranges = set(map(int, asked)), list[tuple[int, int]]()
+    for profile in profiles:
         bounds = [(profile[name], axis, sample[name].shape[1:]) for name, axis in axes.items() if name in profile]
         if bounds and all(item.holds((*to[:at], item.min[at], *to[at:])) for item, at, to in bounds):
             first, at, _ = bounds[0]
             low, tuned, high = (max(sizes[at], 1) for sizes in (first.min, first.opt, first.max))
-            found |= {low, tuned, high, low + (high - low) // 3, low + 2 * (high - low) // 3}
+            ranges.append((low, high))
+            found |= set() if asked else {low, tuned, high, low + (high - low) // 3, low + 2 * (high - low) // 3}
+    if odd := [size for size in sorted(found) if ranges and not any(low <= size <= high for low, high in ranges)]:
+        taken = " or ".join(f"{low} to {high}" for low, high in ranges)
+        raise UsageError(f"`batch={odd}`: the engine takes {taken} samples of this shape at a time")
     return tuple(sorted(found or _SIZES))
 
 

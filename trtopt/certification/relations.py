@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described
+from trtopt.core.errors import UsageError
 from trtopt.core.values import TensorInfo
+from trtopt.core.words import first_of
 from trtopt.data.difference import in_db, powers
 from trtopt.data.rebatch import Arrays, share
 from trtopt.evaluation.agreement import unpadded
@@ -83,7 +85,11 @@ class Candidate:
     of_pixels: bool = False
 
     def rows(self, results: Arrays, count: int) -> list[Row]:
-        """Cut results into those of each sample; of an output without rows each has all."""
+        """Cut results into those of each sample; of an output without rows each has all. UsageError where one isn't there."""
+        if absent := [info.name for info in self.outputs if info.name not in results]:
+            raise UsageError(
+                f"the model gives {first_of(absent)}, what is certified only {first_of(list(results), 12)}: is it this model's?"
+            )
         return [
             {info.name: _cut(np.asarray(results[info.name]), info, count, at) for info in self.outputs}
             for at in range(count)
