@@ -139,18 +139,17 @@ def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> tup
             same_scales=same_scales,
             host_code=request.trust_host_code,
         )
+    unseen = replace(
+        manifest, graph=None, graph_file=None, comparison=None, certificate=None
+    )  # these were of the old weights
     new = replace(
-        manifest,
+        unseen,
         spec={**spec, "strip": False},
         source={"path": str(build.model.path), "sha256": build.model.fingerprint},
         plan={"sha256": hashlib.sha256(new_plan).hexdigest(), "bytes": memoryview(new_plan).nbytes},
         calibration=manifest.calibration if same_scales or build.table is None else build.table.summary,
         structure=manifest.structure if spec.get("refit") else None,
         key="",  # a build of that model makes the engine anew
-        graph=None,
-        graph_file=None,
-        comparison=None,
-        certificate=None,
         trtopt=__version__,
     )
     return new_plan, new, count

@@ -16,6 +16,7 @@ from trtopt.certification.opening import batched, built_with, open_candidate, wi
 from trtopt.certification.placing import Place, blamed, layers_of, place
 from trtopt.certification.relations import (
     LEAST,
+    MODEL,
     Candidate,
     Relation,
     Row,
@@ -38,13 +39,12 @@ from trtopt.data.rebatch import Arrays, chunks, counting, samples_first
 from trtopt.engine.manifest import Manifest, described_spec, kept_graph, load_manifest
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.timing import Times, time_in_turns
-from trtopt.evaluation.verify import engine_file, layers_beside
+from trtopt.evaluation.verify import engine_file, graph_of, layers_beside
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 
-MODEL = "the model as given"
 # Arithmetic → dB that a graph of these types may be beside the model, at the most; how much farther off an engine may be than
 # that graph in ONNX Runtime: it sums in another order, FP16 in FP16, too, and TF32 isn't in the graph; and what is wanted where
 # no graph says what the arithmetic does to this network.
@@ -156,7 +156,7 @@ def certify(request: CertifyRequest) -> Certificate:
     if request.save is not None and engine is None:
         raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
     if request.locate:
-        _graph_of(request)  # said before the work
+        _looked_at(request)  # said before the work
     manifest = load_manifest(engine) if engine is not None else None
     if manifest is not None and manifest.source["sha256"] != model.fingerprint:
         built_of = manifest.source["path"] or "a model in memory"
@@ -164,7 +164,7 @@ def certify(request: CertifyRequest) -> Certificate:
     samples, names = _samples(request, model, manifest)
     reference = batched(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
     with contextlib.ExitStack() as stack:
-        candidate, ran, left_out = open_candidate(stack, request, model, samples[0])
+        candidate, ran, left_out = open_candidate(stack, request, model, manifest, samples[0])
         with request.reporter.phase("running the model as given"):
             wanted = [candidate.alone(reference, sample) for sample in samples]
         bound = _bound(request, candidate, manifest, samples)
@@ -175,15 +175,26 @@ def certify(request: CertifyRequest) -> Certificate:
     certificate = Certificate(*whose, len(samples), made_up, on_gpu, tuple(found), tuple(left_out), seconds)
     if request.locate and not certificate.ok:
         with request.reporter.phase("looking for the place"):
-            found_at = _located(request, model, candidate, certificate.failed[0], samples)
+            found_at = _located(request, model, manifest, candidate, certificate.failed[0], samples)
         certificate = replace(certificate, place=found_at)
-    if manifest is not None and engine is not None and on_gpu:
+    if engine is not None and manifest is not None:
+        _keep(request, engine, manifest, certificate, samples)
+    return certificate
+
+
+def _keep(
+    request: CertifyRequest, engine: Path, manifest: Manifest, certificate: Certificate, samples: Sequence[Arrays]
+) -> None:
+    """Write the verdict into the manifest, if it is of the engine itself, and what `upgrade` takes."""
+    times: Sequence[Times] = ()
+    if certificate.on_gpu:
         manifest = replace(manifest, certificate=_summary(certificate))
         manifest.save(engine)
-    if request.save is not None and manifest is not None and engine is not None:
-        with request.reporter.phase("timing") if on_gpu else contextlib.nullcontext():
-            save(Path(request.save), manifest, certificate, _times(engine, samples) if on_gpu else ())
-    return certificate
+        if request.save is not None:
+            with request.reporter.phase("timing"):
+                times = _times(engine, samples)
+    if request.save is not None:
+        save(Path(request.save), manifest, certificate, times)
 
 
 def _times(engine: Path, samples: Sequence[Arrays]) -> tuple[Times, ...]:
@@ -243,28 +254,32 @@ class _Samples:
     wanted: Sequence[Row]
 
 
-def _graph_of(request: CertifyRequest) -> Any:
+def _looked_at(request: CertifyRequest) -> Any:
     """Return the graph whose tensors are looked at; UsageError where there is none."""
     given: Any = request.engine
+    if callable(given):
+        raise UsageError("`locate=True` looks at a graph's tensors, and a function has none")
     engine = engine_file(given)
-    path = given if engine is None else kept_graph(engine)
-    if callable(given) or path is None:
-        what = "a function has none" if engine is None else f"that of {engine} wasn't kept: build it with `save_onnx=`"
-        raise UsageError(f"`locate=True` looks at a graph's tensors, and {what}")
-    return path
+    return given if engine is None else graph_of(engine, "to look at its tensors")
 
 
 def _located(
-    request: CertifyRequest, model: Model, candidate: Candidate, fault: Relation, samples: Sequence[Arrays]
+    request: CertifyRequest,
+    model: Model,
+    manifest: Manifest | None,
+    candidate: Candidate,
+    fault: Relation,
+    samples: Sequence[Arrays],
 ) -> Place | None:
     """Find where the worst failure begins."""
-    engine, graph, few = engine_file(request.engine), load_model(_graph_of(request)), samples[:8]
+    engine, graph, few = engine_file(request.engine), load_model(_looked_at(request)), samples[:8]
     if fault.name == MODEL:
         return blamed(fault, layers_beside((model, graph, engine), few, request.reporter))
-    exact = graph if engine is not None else model
-    here = layers_of(graph.proto)
-    tensors = [name for name in here if name in {*layers_of(exact.proto)}]
-    opened = with_tensors(graph) if engine is None or not probe() else built_with(request, engine, graph)
+    exact, tensors = graph, layers_of(graph.proto)
+    if engine is None:
+        exact, own = model, {*layers_of(model.proto)}
+        tensors = tuple(name for name in tensors if name in own)
+    opened = with_tensors(graph) if engine is None or not probe() else built_with(request, manifest, graph)
     return place(graph.proto, tensors, fault, candidate, with_tensors(exact), opened, few)
 
 
@@ -285,7 +300,7 @@ def _tried(
         found = [candidate.alone(candidate.run, sample) for sample in samples]
     for info in candidate.outputs:
         near, least = closeness(candidate, info.name, wanted, found), bound.limits(candidate, info.name, wanted)
-        worst = int(np.argmin(np.nan_to_num(near - least, posinf=np.inf, neginf=-np.inf)))
+        worst = int((near - least).argmin())
         yield Relation(MODEL, info.name, candidate.sizes[0], float(near[worst]), float(least[worst]), names[worst])
     alike = [at for at, sample in enumerate(samples) if _shapes(sample) == _shapes(samples[0])]
     if len(alike) < len(samples):

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,13 @@ from trtopt.builder.instrumented import build_with_outputs
 from trtopt.certification.placing import Opened
 from trtopt.certification.relations import Candidate, Runner
 from trtopt.certification.request import CertifyRequest
-from trtopt.core.errors import EngineError, UsageError
+from trtopt.core.errors import UsageError
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data.rebatch import Arrays, counting, laid_out, samples_first
-from trtopt.engine.manifest import kept_graph, load_manifest
-from trtopt.evaluation.verify import by_samples, engine_file
+from trtopt.engine.manifest import Manifest
+from trtopt.evaluation.verify import by_samples, engine_file, graph_of
 from trtopt.graph.half import widen
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.proto import all_nodes, in_memory
@@ -35,7 +34,7 @@ _BY_SCORE = ("NonMaxSuppression", "TopK", "EfficientNMS_TRT", "Unique", "NonZero
 
 
 def open_candidate(
-    stack: contextlib.ExitStack, request: CertifyRequest, model: Model, sample: Arrays
+    stack: contextlib.ExitStack, request: CertifyRequest, model: Model, manifest: Manifest | None, sample: Arrays
 ) -> tuple[Candidate, str, list[str]]:
     """Open what is certified; return it, what its results come from, and what of it isn't tried."""
     given: Any = request.engine
@@ -43,27 +42,20 @@ def open_candidate(
     profiles: Sequence[Mapping[str, Any]] = ()
     if engine is not None and gpu:
         main = stack.enter_context(Session(engine, contexts=2))
-        run, ran, profiles = session_runner(main), f"{engine} on {gpu.devices[0]}", main.profiles
-        other = session_runner(stack.enter_context(Session(engine, contexts=1, graphs=0)))
+        run, ran, profiles = engine_runner(main), f"{engine} on {gpu.devices[0]}", main.profiles
+        other = engine_runner(stack.enter_context(Session(engine, contexts=1, graphs=0)))
         ways = {OTHER: other, BESIDE: _beside(stack, run)}
         if request.rebuild:
-            ways[REBUILT] = _rebuilt(stack, request, engine)
+            graph = load_model(graph_of(engine, "to build it again"))
+            ways[REBUILT] = stack.enter_context(built_with(request, manifest, graph)(()))
     elif callable(given):
         run, ran = batched(given, model), "the function"
     else:
-        graph = kept_graph(engine) if engine is not None else None
-        if engine is not None and graph is None:
-            raise EngineError(
-                f"{engine} can't run here ({gpu.reason}), and its graph wasn't kept: build it with `save_onnx=`, or certify it "
-                "where there is a GPU"
-            )
-        run = batched(OnnxRunner(graph or given, optimize=False, threads=request.threads), model)
-        ran = (
-            f"{graph}, the graph of {engine}, in ONNX Runtime: {gpu.reason}" if engine else "the graph in ONNX Runtime"
-        )
-        manifest = load_manifest(engine) if engine is not None else None
-        profiles = () if manifest is None else manifest.ranges
+        path = given if engine is None else graph_of(engine, f"here, where it can't run ({gpu.reason})")
+        run = batched(OnnxRunner(path, optimize=False, threads=request.threads), model)
+        ran, profiles = "the graph in ONNX Runtime", () if manifest is None else manifest.ranges
         if engine is not None:
+            ran = f"{path}, the graph of {engine}, in ONNX Runtime: {gpu.reason}"
             left_out.append("the engine itself: it was the graph")
     sizes = _sizes(model.inputs, profiles, sample, request.batch)
     sides = {size for info in model.inputs for size in info.shape}
@@ -91,7 +83,7 @@ def batched(run: Runner, model: Model | Session) -> Runner:
     return lambda batch: samples_first(run(laid_out(batch, model.inputs)), counted)
 
 
-def session_runner(session: Session) -> Runner:
+def engine_runner(session: Session) -> Runner:
     return batched(lambda batch: session.run_batches(session.taken(batch)), session)
 
 
@@ -132,17 +124,6 @@ def _beside(stack: contextlib.ExitStack, run: Any) -> Any:
     return beside
 
 
-def _rebuilt(stack: contextlib.ExitStack, request: CertifyRequest, engine: Path) -> Any:
-    graph, manifest = kept_graph(engine), load_manifest(engine)
-    if graph is None or manifest is None:
-        raise EngineError(
-            f"the graph of {engine} wasn't kept, so that it can't be built again: build it with `save_onnx=`"
-        )
-    folder = stack.enter_context(scratch())
-    plan = build_with_outputs(manifest, load_model(graph).proto, (), folder, reporter=request.reporter)
-    return session_runner(stack.enter_context(Session(plan, contexts=1, trust=True)))  # built just now
-
-
 def _unordered(model: Model) -> frozenset[str]:
     """Return the outputs that come, by whatever way, from operators that order or choose by values."""
     reached = set[str]()
@@ -155,19 +136,19 @@ def _unordered(model: Model) -> frozenset[str]:
 def with_tensors(model: Model) -> Opened:
     """Return what opens a graph in ONNX Runtime, with tensors besides its outputs."""
 
+    proto, own = widen(in_memory(model.proto)), [info.name for info in model.outputs]
+
     @contextlib.contextmanager
     def opened(tensors: Sequence[str]) -> Iterator[Runner]:
-        proto = widen(in_memory(model.proto))
-        names = dict.fromkeys([*(info.name for info in model.outputs), *tensors])
-        session = open_session(proto, outputs=[*names], optimize=False, purpose="looking for the place of a fault")
+        names = [*dict.fromkeys([*own, *tensors])]
+        session = open_session(proto, outputs=names, optimize=False, purpose="looking for the place of a fault")
         yield batched(lambda feed: run_session(session, None, feed), model)
 
     return opened
 
 
-def built_with(request: CertifyRequest, engine: Path, graph: Model) -> Opened:
+def built_with(request: CertifyRequest, manifest: Manifest | None, graph: Model) -> Opened:
     """Return what builds an engine's graph again, with tensors besides its outputs."""
-    manifest = load_manifest(engine)
     assert manifest is not None  # it names the graph
 
     @contextlib.contextmanager
@@ -175,6 +156,6 @@ def built_with(request: CertifyRequest, engine: Path, graph: Model) -> Opened:
         with scratch() as folder:
             plan = build_with_outputs(manifest, graph.proto, tensors, folder, reporter=request.reporter)
             with Session(plan, contexts=1, trust=True) as session:  # built just now
-                yield session_runner(session)
+                yield engine_runner(session)
 
     return opened

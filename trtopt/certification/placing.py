@@ -87,8 +87,7 @@ def place(
         with exact(looked_at) as right, opened(looked_at) as run:
             looked = replace(candidate, run=run, sizes=sizes, outputs=[*infos, output], ways={})
             wanted = [looked.alone(right, sample) for sample in samples]
-            few = slice(0, 8)
-            looked = replace(looked, outputs=own_rows(right, looked, samples[few], wanted[few]))
+            looked = replace(looked, outputs=own_rows(right, looked, samples, wanted))
             found = [looked.alone(run, sample) for sample in samples]
             tried = relations(looked, samples, names, found, limits(looked, wanted, found))
             again = [item for item in tried if (item.name, item.batch) == (fault.name, fault.batch) and not item.holds]

@@ -28,7 +28,7 @@ from trtopt.evaluation.agreement import unpadded
 
 Runner = Callable[[Arrays], Arrays]
 Row = Mapping[str, NDArray[np.generic]]
-MASKED = "what masks hide"
+MODEL, MASKED = "the model as given", "what masks hide"
 LAST_BITS = 100.0  # dB: more is never asked for
 LEAST = 6.0  # dB: less is never allowed
 SHARE = 12.0  # dB: a row may differ by sixteen times the power of the noise that rows have in the median

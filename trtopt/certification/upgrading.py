@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
+from trtopt.certification.relations import MODEL
 from trtopt.certification.request import UpgradeRequest
-from trtopt.core.documents import Damaged, Plain, checked, converted, plain, read_json
+from trtopt.core.documents import Damaged, Plain, converted, plain, read_json
 from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.files import existing_file, write_bytes, write_json
 from trtopt.core.options import taking
 from trtopt.engine.manifest import REASONS, Manifest, described_spec, manifest_of
+from trtopt.evaluation.limits import share_of
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.timing import Times
 from trtopt.trt import select
@@ -63,14 +66,15 @@ class Certified:
     capabilities: Capabilities | None = None
     format: Literal["trtopt.certified/1"] = "trtopt.certified/1"
 
-    @property
+    @functools.cached_property
     def known(self) -> Manifest:
+        """The engine's manifest; Damaged where it can't be one."""
         return manifest_of(self.manifest)
 
     def cells(self) -> tuple[str, ...]:
         """Return its row of the table."""
         found, verdict = self.known, self.certificate
-        model = [float(item.worst_db) for item in verdict.relations if item.name == "the model as given"]
+        model = [float(item.worst_db) for item in verdict.relations if item.name == MODEL]
         right = "yes" if verdict.ok else f"NO: {verdict.failed[0].name}"
         return (
             str(found.origin),
@@ -183,11 +187,8 @@ def upgrade(request: UpgradeRequest) -> Upgrade:
 
 def _gate(text: str) -> tuple[str, float]:
     kind, _, share = text.strip().partition("=")
-    try:
-        least = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1) if share else 0.0
-    except ValueError:
-        least = -1.0
-    if kind not in (WRONG, SLOWER, LARGER, PRECISION) or least < 0 or (share and kind in (WRONG, PRECISION)):
+    least = share_of(share) if share else 0.0
+    if kind not in (WRONG, SLOWER, LARGER, PRECISION) or not least >= 0 or (share and kind in (WRONG, PRECISION)):
         raise UsageError(f"`fail_on=` has {text!r}; of wrong, slower=5%, larger=5% and precision it may have any")
     return kind, least
 
@@ -196,8 +197,7 @@ def _read(path: Path) -> Certified:
     try:
         content = read_json(existing_file(path, "the results"))
         found = converted(content, Certified)
-        checked(found.manifest, dict)
-        manifest_of(found.manifest)
+        assert found.known  # read here, where a damaged one is told
     except Damaged as error:
         raise UsageError(f"{path} isn't what trtopt certify `save=` writes ({error}): make it again") from None
     return found

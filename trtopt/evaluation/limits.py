@@ -26,6 +26,15 @@ def _no_share(value: str | float) -> UsageError:
     return UsageError(f"`min_agreement=` is {text}; a share from 0 to 1 is needed, such as 0.95 or '95%'")
 
 
+def share_of(text: str) -> float:
+    """Return the number in a text such as "0.99" or "99%"; NaN where it isn't one."""
+    text = text.strip()
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return math.nan
+
+
 def not_finite(accuracy: Mapping[str, Any]) -> list[str]:
     """Return what no limit allows in `Agreement.figures()`: values that are NaN or infinite, where the reference's aren't."""
     return [
@@ -71,11 +80,7 @@ class Limits:
         """Return those that are given (a share also as "99%"), with the other one's default; None: none is."""
         if min_agreement is None:
             return None if min_snr is None else cls(min_snr=min_snr)
-        text = str(min_agreement).strip()
-        try:
-            part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            part = math.nan
+        part = share_of(str(min_agreement))
         if not 0 <= part <= 1:
             raise _no_share(min_agreement)
         return cls(part, min_snr)

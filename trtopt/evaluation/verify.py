@@ -91,7 +91,7 @@ def _sides(request: VerifyRequest) -> _Sides:
     engine, gpu = engine_file(graph), probe()
     if engine is not None:
         why = "to compare tensors" if gpu else f"here, where it can't run ({gpu.reason})"
-        graph = _graph_of(engine, why) if request.per_layer or not gpu else None
+        graph = graph_of(engine, why) if request.per_layer or not gpu else None
     if (other := engine_file(reference)) is not None:
         model_file = kept_graph(other) or "MODEL.onnx"
         raise UsageError(
@@ -112,7 +112,7 @@ def engine_file(candidate: Any) -> Path | None:
         return path if plan_header(file.read(64)) is not None else None
 
 
-def _graph_of(engine: Path, why: str) -> Path:
+def graph_of(engine: Path, why: str) -> Path:
     """Return the graph that `build` kept of an engine; UsageError where it kept none, with `why` it is needed."""
     load_manifest(engine)  # of one that can't be read, that is the error, not that it names no graph
     if (graph := kept_graph(engine)) is not None:
