@@ -13,6 +13,7 @@ nm.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -65,10 +66,16 @@ def main() -> None:
     asked = defaultdict(set)
     for name, _, version in (item.partition("@") for item in symbols(given.plugin, "--undefined-only")):
         asked[version.strip("@")].add(name)
+    core = (
+        given.plugin.parent / given.plugin.name.replace("_plugin", "")
+    ).read_bytes()  # which looks functions up by name
+    looked_up = {name.decode() for name in re.findall(rb"\0((?:cudnn|cublas)\w+)(?=\0)", core)}
     for real, soname in (pair.split("=") for pair in given.pairs):
         property_name, version = VERSIONS[soname]
         also = ALSO.get(soname, ("", 0))
         there = {name.partition("@")[0] for name in symbols(Path(real), "--defined-only")} | asked[soname]
+        prefix = soname.partition(".")[0].removeprefix("lib")
+        there |= {name for name in looked_up if re.match(rf"{prefix}(?!Lt)[A-Z]", name)}
         names = sorted(name for name in there - {property_name, also[0]} if name.startswith(("cublas", "cudnn")))
         source = SOURCE.format(
             count=len(names),

@@ -48,7 +48,7 @@ def detector() -> ModelProto:
         f"""(float[n,3,16,16] x) => (int32[n,1] count, float[n,10,4] boxes, float[n,10] scores, int32[n,10] classes) {{
         a = Conv <pads = [1,1,1,1]> (x, w1) r = Relu (a) h = Conv <strides = [2,2]> (r, w2) t = Transpose <perm = [0,2,3,1]> (h)
         l = Reshape (t, form) c, s = Split <axis = 2> (l, parts) p = Sigmoid (s)
-        [nms] count, boxes, scores, classes = TRT.EfficientNMS_TRT <{limits}, class_agnostic = 0,
+        [nms] count, boxes, scores, classes = TRT.EfficientNMS_TRT <{limits},
         box_coding = 1> (c, p) }}""",
         w1=values(16, 3, 3, 3, scale=0.2),
         w2=values(7, 16, 2, 2, seed=1, scale=0.2),

@@ -278,7 +278,7 @@ def test_islands_are_those_of_a_model_that_is_typed_already(block: onnx.ModelPro
 
 OTHER = {  # the graph has it, it says how a plan is kept, or is given where the engine is built again
     "embed_preprocess", "overrides", "profiles", "targets", "backend", "calibrator", "timing_cache", "version_compatible",
-    "exclude_lean_runtime", "strip", "refit", "allow_precision_fallback", "device",
+    "exclude_lean_runtime", "strip", "refit", "allow_precision_fallback", "device", "mark_output", "write_out",
 }  # fmt: skip
 
 

@@ -97,7 +97,8 @@ def test_a_fault_that_vanishes_by_looking_is_placed_by_that() -> None:
     with opened(()) as run:
         candidate = Candidate(run, (1, 4), model.outputs)
         fault = Relation(ONE, "y", 4, 3.0, 100.0, "sample 2")
-        found = placing.place(proto, placing.layers_of(proto), fault, candidate, exact, opened, samples)
+        subject = placing.Subject(proto, proto, candidate, lambda *_: opened, samples)
+        found = placing.place(subject, placing.layers_of(proto), fault)
     assert found is not None and found.vanishes and (found.tensor, found.op) == ("d", "Exp")
     assert found.builds == len(asked) - 1 <= 5
     assert str(found).startswith("it vanishes where d of")

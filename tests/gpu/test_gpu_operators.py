@@ -119,6 +119,7 @@ def test_a_compiled_plugin_gives_what_the_function_does(
             {"x": samples[:8]},
             "x:1x3x16x16,8x3x16x16,8x3x16x16",
             operators=str(operators),
+            allow_precision_fallback=True,  # 8.6 runs convolutions as small as these in FP32
             **options,
             **more,
         )

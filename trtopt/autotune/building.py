@@ -26,6 +26,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples, with_model
 from trtopt.calibration.table import Table
 from trtopt.certification.certificate import certify
+from trtopt.certification.healing import healed
 from trtopt.certification.request import SAMPLES
 from trtopt.core.errors import (
     AccuracyLost,
@@ -73,6 +74,9 @@ def build(request: BuildRequest) -> BuildResult:
 
     Args:
         model: an ONNX file or model; one that already holds Q/DQ needs no data.
+        heal: certify it (see `certify`), and where the engine isn't right, try cures at the place where it fails: another
+            optimization level, a tensor kept out of fusions, an operator in parts, nodes in FP32, several profiles. The fastest
+            engine that is right is kept; `healing` says what was tried.
         best: build INT8 (or FP8, if `fp8`) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
             results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why.
         min_agreement, min_snr, metric with min: with INT8, limits that `tune` keeps; see `verify` for their defaults.
@@ -89,7 +93,7 @@ def build(request: BuildRequest) -> BuildResult:
         DeviceError: no GPU `device`; best without a GPU that the engine can run on.
         UnsupportedOperator, BuildFailed, BuildCancelled: from TensorRT; nothing is written.
         PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
-        AccuracyLost: nothing stays within the limits, best not even in FP32; nothing is written.
+        AccuracyLost: nothing stays within the limits, best not even in FP32, or nothing heals; nothing is written.
     """
     return _logged(request, _built)
 
@@ -98,18 +102,19 @@ def _logged(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) 
     """Do the work on the model, which is read once; its log is kept, and its scales where that is asked for."""
     named_store(request.store)  # refused before the work
     check_outputs(request)
-    if request.certify and request.save_onnx is None and not (gpu := probe()):
+    if request.certify and not request.heal and request.save_onnx is None and not (gpu := probe()):
         raise UsageError(
             f"`certify=True` runs the engine, and {gpu.reason}: add `save_onnx='kept.onnx'`, whose graph is tried then"
         )
     with recorded(request.reporter, request.log) as reporter:
-        result = work(replace(with_model(request), reporter=reporter))
+        request = replace(with_model(request), reporter=reporter)
+        result = healed(request, work) if request.heal else work(request)
         if request.save_calib is not None and result.tuning is None:  # a search has kept its own
             if result.table is None:
                 reporter.warn("`save_calib=` kept nothing: no scales of trtopt's own calibration are in this engine")
             else:
                 result.table.save(request.save_calib)
-        return _certified(replace(request, reporter=reporter), result) if request.certify else result
+        return _certified(request, result) if request.certify and not request.heal else result
 
 
 def _certified(request: BuildRequest, result: BuildResult) -> BuildResult:

@@ -17,7 +17,7 @@ from trtopt.graph.lengths import max_input_lengths
 from trtopt.trt.profiles import validate_profiles
 
 _SAME = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)} - {
-    *("workspace", "timing_cache")  # given as texts
+    *("workspace", "timing_cache", "mark_output", "write_out")  # given as texts, and as any sequence
 }
 _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
 
@@ -48,6 +48,8 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         remainder=base if precision.quantized else Precision.FP16,
         io_fp32=request.fp32_io,
         overrides=overrides,
+        mark_output=tuple(request.mark_output),
+        write_out=tuple(request.write_out),
         profiles=parse_profiles(request.shapes),
         targets=parse_targets(request.target),
         workspace=None if request.workspace is None else parse_size(request.workspace, "`workspace=`"),

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, beside, load_manifest, manifest_path, precision_summary
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, named_store
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.proto import custom_nodes, fingerprint
+from trtopt.graph.proto import custom_nodes, fingerprint, tensor_info
 
 MEASURED = "by what the samples show"
 
@@ -55,6 +55,7 @@ class BuildResult:
             where nothing could be measured: `not_measured` says why.
         tuning: what was chosen for the limit that was given (`trtopt.Tuning`); None: there was none.
         certificate: what `certify` found (`Certificate.describe()`); None: it wasn't asked for.
+        healing: a `Trial` of each build that `heal=True` made: as asked and, where that wasn't right, with cures.
         safety: what the samples say of the model in FP16 or BF16 (`Safety.describe()`); None: there were none.
     """
 
@@ -75,6 +76,7 @@ class BuildResult:
     tuning: Any = None
     safety: Mapping[str, Any] | None = None
     certificate: Mapping[str, Any] | None = None
+    healing: Sequence[Any] | None = None
 
     @property
     def ok(self) -> bool:
@@ -173,6 +175,8 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
     counts, summary = precision_summary(engine.layers, kept_nodes, engine.unread or built.report.hidden)
     generation, device = plan.generation, plan.generation.device(plan.spec)
     embedded, (inputs, profiles) = plan.embedded, plan.engine_interface()
+    own = {info.name for info in plan.model.outputs}
+    marked = [tensor_info(value) for value in lowered.proto.graph.output if value.name not in own]
     manifest = Manifest(
         generation={name: getattr(generation, name) for name in ("family", "product", "version")}
         | {"gpu": str(device) if device else None},
@@ -184,7 +188,7 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
         layers=plain(engine.layers),
         kept=plain(lowered.kept),
         inputs=list(map(_tensor, inputs)),
-        outputs=list(map(_tensor, plan.model.outputs)),
+        outputs=list(map(_tensor, (*plan.model.outputs, *marked))),
         profiles=replace(plan.spec, profiles=profiles).describe()["profiles"],
         source={"path": str(plan.model.path) if plan.model.path else None, "sha256": plan.model.fingerprint},
         plan={"sha256": hashlib.sha256(engine.plan).hexdigest(), "bytes": memoryview(engine.plan).nbytes},

@@ -27,11 +27,12 @@ from trtopt.core.errors import (
     OutputError,
     PrecisionLost,
     UnsupportedOperator,
+    UsageError,
 )
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
 from trtopt.core.temporary import scratch
-from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
+from trtopt.core.values import BuildSpec, Issue, Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo
 from trtopt.graph.fixed_inputs import with_file
@@ -145,8 +146,9 @@ def _construct(
     than half of the arithmetic runs as asked for, or what runs isn't known."""
     spec, generation, reporter = plan.spec, plan.generation, plan.request.reporter
     sizes = sizes_in(folded, opt_shapes(plan.model.inputs, spec.profiles))
+    folded, apart = _in_parts(folded, spec.write_out)
     with scratch() as folder:
-        lowered, engine = _planned(plan, folded, unsafe, {}, folder)
+        lowered, engine = _planned(plan, folded, unsafe, apart, folder)
         asked_nodes, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
         report = judge(engine, lowered, spec, arithmetic, asked_nodes)
         lost = report.lost
@@ -156,7 +158,7 @@ def _construct(
         if repairable and plan.in_graph is not None and not spec.allow_precision_fallback:
             what = f"{len(lost)} of {len(asked_nodes)} quantized layers in floating point ({first_of(lost)})"
             reporter.note(f"{generation} runs {what}: building again with these in {spec.base.upper()}")
-            reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
+            reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()} | apart
             lowered, engine = _planned(plan, folded, unsafe, reasons, folder)
             report = judge(engine, lowered, spec, arithmetic, asked_nodes)
     for what, advice in _deviations(plan, report, named):
@@ -242,9 +244,21 @@ def _planned(
             raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + advice) from error
     except BackendError as error:
         raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
+    return _planned(plan, parts, unsafe, {**unquantized, **_new(parts, graph)}, folder)
+
+
+def _in_parts(graph: onnx.ModelProto, operators: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Return the graph with the operators that `write_out=` names in parts, and these parts, which no scale is of."""
+    for op in operators:
+        if (parts := written_out(graph, [Issue("", op, "")])) is None:
+            raise UsageError(f"`write_out=['{op}']`: the model has none, or ONNX doesn't define it by other operators")
+        graph, before = parts, graph
+    return (graph, _new(graph, before)) if operators else (graph, {})
+
+
+def _new(parts: onnx.ModelProto, graph: onnx.ModelProto) -> dict[str, str]:
     old = {node.name for node in graph.graph.node}
-    new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
-    return _planned(plan, parts, unsafe, {**unquantized, **new}, folder)
+    return {node.name: PARTS for node in parts.graph.node if node.name not in old}
 
 
 def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ import onnx_ir as ir
 
 from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
 from trtopt.calibration.table import Table
-from trtopt.core.errors import ModelError
+from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.values import BuildSpec, Kept, Precision, check_overrides, overriding
 from trtopt.core.words import first_of
 from trtopt.data.embedded import Embedded
@@ -27,7 +28,7 @@ from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
-from trtopt.graph.proto import all_nodes, dtype_name, forget_placeholders
+from trtopt.graph.proto import all_nodes, dtype_name, forget_placeholders, inferred_values, whole_copy
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import HEAVY_OPS, REGION
@@ -117,6 +118,7 @@ def lower(
         passes.append(embed.embed(model, embedded))
     proto = _written(model, spec) if any(item.changes for item in passes) else folded
     forget_placeholders(proto)
+    proto = _with_outputs(proto, spec.mark_output)
     if embedded is not None and not typed and spec.base is not Precision.FP32:
         layer_precision |= dict.fromkeys(embed.arithmetic(proto), Precision.FP32)
     kept_layers = (*(item for item in points.kept if item.node not in unsafe), *in_fp32)
@@ -130,6 +132,21 @@ def _written(model: ir.Model, spec: BuildSpec) -> onnx.ModelProto:
         why = f"the model can't be written in {spec.precision}: {problem}"
         raise ModelError(f"{why}; build it in fp32, and please report the model")
     return proto
+
+
+def _with_outputs(proto: onnx.ModelProto, tensors: Collection[str]) -> onnx.ModelProto:
+    """Return the graph with tensors besides its outputs, across which TensorRT can't fuse then."""
+    if not tensors:
+        return proto
+    made, values = whole_copy(proto), inferred_values(proto)
+    computed = {name for node in proto.graph.node for name in node.output} & values.keys()
+    for name in tensors:
+        if name not in computed:
+            near = ", ".join(difflib.get_close_matches(name, computed, 3, 0))
+            raise UsageError(f"`mark_output=['{name}']` is no tensor of the graph that TensorRT gets; near: {near}")
+        if all(name != value.name for value in made.graph.output):
+            made.graph.output.append(values[name])
+    return made
 
 
 def _overrides(model: ir.Model, spec: BuildSpec) -> dict[str, Precision]:

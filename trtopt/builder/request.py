@@ -57,6 +57,7 @@ class BuildRequest:
     best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
     compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
     certify: bool = option(False, help="Hold the engine against itself and the model, as trtopt certify does.")
+    heal: bool = option(False, help="Certify it; where it isn't right, try cures and keep the fastest engine that is.")
     precision_override: Sequence[str] = shared.precision_override(beside=_REDUCED)
     fp32_io: bool = option(True, help="Keep inputs and outputs FP32.")
     tf32: bool = option(True, help="Let FP32 layers use TF32.")
@@ -102,6 +103,12 @@ class BuildRequest:
     version_compatible: bool = option(False, help="Runs on later versions, and on the lean runtime, which it carries.")
     exclude_lean_runtime: bool = option(
         False, help="Leave it out: runs on that version's lean runtime.", beside="`version_compatible=True`"
+    )
+    mark_output: Sequence[str] = option(
+        (), help="Give this tensor, too, and fuse nothing across it; repeatable.", metavar="TENSOR"
+    )
+    write_out: Sequence[str] = option(
+        (), help="Build this operator from the parts that ONNX defines it by; repeatable.", metavar="OPERATOR"
     )
     strip: bool = option(False, help="Leave the weights out of the plan.")
     refit: bool = option(False, help="Let weights be replaced later.")

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto
 
+from trtopt.certification.bundling import bundle
 from trtopt.certification.opening import batched, built_with, open_candidate, with_tensors
-from trtopt.certification.placing import Place, blamed, layers_of, place
+from trtopt.certification.placing import Place, Subject, blamed, layers_of, place
 from trtopt.certification.relations import (
     LEAST,
     MODEL,
     Candidate,
+    Opened,
     Relation,
     Row,
     closeness,
@@ -52,8 +55,8 @@ _NOISE = {
     Precision.FP32: (110.0, 30.0, 80.0),
     Precision.FP16: (60.0, 25.0, 20.0),
     Precision.BF16: (45.0, 20.0, LEAST),
-    Precision.INT8: (40.0, 8.0, LEAST),
-    Precision.FP8: (40.0, 8.0, LEAST),
+    Precision.INT8: (40.0, 12.0, LEAST),
+    Precision.FP8: (40.0, 12.0, LEAST),
 }
 _TF32 = (60.0, 20.0, 40.0)
 _UNKNOWN = 20.0  # dB, of what has no manifest
@@ -142,6 +145,8 @@ def certify(request: CertifyRequest) -> Certificate:
         batch: batches to try; default: the least, the most used and the largest of each profile, and two between.
         save: a file for `trtopt.upgrade`, which compares engines of one model that several TensorRTs have made.
         min_snr: dB to the model that each output must have, in place of what is measured.
+        bundle: a folder for what a report of the worst failure needs: the smallest part of the graph that is wrong, inputs for
+            it, what they should give, and a script that shows it with TensorRT alone.
         locate: find the tensor at which the worst failure begins: engines are built with tensors of the kept graph as outputs,
             which may make the fault vanish; then that is told.
         rebuild: build the kept graph once more and compare its results, too.
@@ -155,13 +160,13 @@ def certify(request: CertifyRequest) -> Certificate:
     engine = engine_file(request.engine)
     if request.save is not None and engine is None:
         raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
-    if request.locate:
+    if request.locate or request.bundle is not None:
         _looked_at(request)  # said before the work
     manifest = load_manifest(engine) if engine is not None else None
     if manifest is not None and manifest.source["sha256"] != model.fingerprint:
         built_of = manifest.source["path"] or "a model in memory"
         request.reporter.warn(f"{engine} wasn't built from this model, by content: from {built_of}, as that was then")
-    samples, names = _samples(request, model, manifest)
+    samples, names = samples_for(request, model, manifest)
     reference = batched(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
     with contextlib.ExitStack() as stack:
         candidate, ran, left_out = open_candidate(stack, request, model, manifest, samples[0])
@@ -173,10 +178,10 @@ def certify(request: CertifyRequest) -> Certificate:
     made_up, on_gpu = request.images is None and request.data is None, engine is not None and bool(probe())
     seconds, whose = round(time.monotonic() - start, 1), (str(engine or ""), digest, ran)
     certificate = Certificate(*whose, len(samples), made_up, on_gpu, tuple(found), tuple(left_out), seconds)
-    if request.locate and not certificate.ok:
+    fault = next((item for item in certificate.failed if item.name not in candidate.ways), None)
+    if (request.locate or request.bundle is not None) and fault is not None:
         with request.reporter.phase("looking for the place"):
-            found_at = _located(request, model, manifest, candidate, certificate.failed[0], samples)
-        certificate = replace(certificate, place=found_at)
+            certificate = replace(certificate, place=_located(request, model, manifest, candidate, fault, samples))
     if engine is not None and manifest is not None:
         _keep(request, engine, manifest, certificate, samples)
     return certificate
@@ -215,7 +220,7 @@ def _summary(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def _samples(request: CertifyRequest, model: Model, manifest: Manifest | None) -> tuple[Sequence[Arrays], list[str]]:
+def samples_for(request: CertifyRequest, model: Model, manifest: Manifest | None) -> tuple[Sequence[Arrays], list[str]]:
     """Return samples one by one, and their names."""
     if request.images is None and request.data is None:
         made = samples_first(synthetic_inputs(model.inputs, _sides(request, model, manifest)), model.inputs)
@@ -271,16 +276,27 @@ def _located(
     fault: Relation,
     samples: Sequence[Arrays],
 ) -> Place | None:
-    """Find where the worst failure begins."""
+    """Find where the worst failure begins, and write what a report of it needs, if that is asked for."""
     engine, graph, few = engine_file(request.engine), load_model(_looked_at(request)), samples[:8]
+
+    def opened(part: ModelProto, shapes: Mapping[str, str] | None) -> Opened:
+        of = load_model(part)
+        return with_tensors(of) if engine is None or not probe() else built_with(request, manifest, of, shapes)
+
+    subject = Subject(graph.proto, graph.proto if engine is not None else model.proto, candidate, opened, few)
     if fault.name == MODEL:
-        return blamed(fault, layers_beside((model, graph, engine), few, request.reporter))
-    exact, tensors = graph, layers_of(graph.proto)
-    if engine is None:
-        exact, own = model, {*layers_of(model.proto)}
-        tensors = tuple(name for name in tensors if name in own)
-    opened = with_tensors(graph) if engine is None or not probe() else built_with(request, manifest, graph)
-    return place(graph.proto, tensors, fault, candidate, with_tensors(exact), opened, few)
+        found: Place | None = blamed(fault, layers_beside((model, graph, engine), few, request.reporter))
+    else:
+        tensors = layers_of(graph.proto)
+        if engine is None:
+            own = {*layers_of(model.proto)}
+            tensors = tuple(name for name in tensors if name in own)
+        found = place(subject, tensors, fault)
+    if request.bundle is not None and found is not None:
+        with request.reporter.phase("looking for the smallest part"):
+            said = bundle(Path(request.bundle), subject, found, fault, manifest)
+        request.reporter.note(said)
+    return found
 
 
 # The trials -----------------------------------------------------------------------------------------------------------------
@@ -343,7 +359,8 @@ class _Bound:
         if self.asked is not None:
             return np.full(len(wanted), self.asked)
         reached = np.full(len(wanted), np.inf) if self.graph is None else closeness(candidate, name, wanted, self.graph)
-        return np.maximum(np.minimum(reached, self.most) - self.apart, LEAST)
+        # Never less than LEAST, but where the graph itself has hardly more.
+        return np.maximum(np.minimum(reached, self.most) - self.apart, np.minimum(LEAST, reached - 3))
 
 
 def _bound(

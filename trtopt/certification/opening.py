@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.builder.instrumented import build_with_outputs
-from trtopt.certification.placing import Opened
-from trtopt.certification.relations import Candidate, Runner
+from trtopt.certification.relations import Candidate, Opened, Runner
 from trtopt.certification.request import CertifyRequest
 from trtopt.core.errors import UsageError
 from trtopt.core.temporary import scratch
@@ -147,9 +146,13 @@ def with_tensors(model: Model) -> Opened:
     return opened
 
 
-def built_with(request: CertifyRequest, manifest: Manifest | None, graph: Model) -> Opened:
-    """Return what builds an engine's graph again, with tensors besides its outputs."""
+def built_with(
+    request: CertifyRequest, manifest: Manifest | None, graph: Model, shapes: Mapping[str, str] | None = None
+) -> Opened:
+    """Return what builds an engine's graph again, with tensors besides its outputs; or a part of it, with other shapes."""
     assert manifest is not None  # it names the graph
+    if shapes is not None:
+        manifest = replace(manifest, profiles=[shapes] if shapes else [])
 
     @contextlib.contextmanager
     def opened(tensors: Sequence[str]) -> Iterator[Runner]:

@@ -7,22 +7,32 @@ and fewer tensors are looked at, and the one that makes it vanish is between the
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnx import ModelProto, TensorProto
 
-from trtopt.certification.relations import Candidate, Relation, Runner, limits, own_rows, relations
+from trtopt.certification.opening import with_tensors
+from trtopt.certification.relations import (
+    MODEL,
+    Candidate,
+    Opened,
+    Relation,
+    Runner,
+    closeness,
+    limits,
+    own_rows,
+    relations,
+)
 from trtopt.core.documents import Described
 from trtopt.core.values import TensorInfo
 from trtopt.data.rebatch import Arrays
 from trtopt.evaluation.per_layer import LayerAgreement, culprit
+from trtopt.graph.io import load_model
 from trtopt.graph.proto import inferred_values
 
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 _NO_LAYERS = ("QuantizeLinear", "DequantizeLinear", "Constant", "Cast")
-Opened = Callable[[Sequence[str]], contextlib.AbstractContextManager[Runner]]
 
 
 @dataclass(frozen=True)
@@ -57,53 +67,78 @@ def layers_of(graph: ModelProto) -> tuple[str, ...]:
     """Return the floating tensors that a graph's nodes compute, in their order."""
     kinds = {name: value.type.tensor_type.elem_type for name, value in inferred_values(graph).items()}
     nodes = (node for node in graph.graph.node if node.op_type not in _NO_LAYERS)
-    return tuple(name for node in nodes for name in node.output if kinds.get(name) in _FLOATS)
+    return tuple(name for node in nodes for name in node.output if kinds.get(name) in FLOATS)
 
 
-def place(
-    graph: ModelProto,
-    tensors: Sequence[str],
-    fault: Relation,
-    candidate: Candidate,
-    exact: Opened,
-    opened: Opened,
-    samples: Sequence[Arrays],
-) -> Place | None:
+@dataclass(frozen=True)
+class Subject:
+    """What is looked into.
+
+    Attributes:
+        graph: the candidate's, which its tensors are of; right: the graph that computes them right.
+        opened: opens a graph as the candidate runs it, with tensors besides its outputs; with the shapes of one profile in
+            place of the candidate's own.
+        samples: of one sample each.
+    """
+
+    graph: ModelProto
+    right: ModelProto
+    candidate: Candidate
+    opened: Callable[[ModelProto, Mapping[str, str] | None], Opened]
+    samples: Sequence[Arrays]
+
+
+def failing(fault: Relation, looked: Candidate, right: Runner, samples: Sequence[Arrays]) -> dict[str, Relation]:
+    """Try a relation on a candidate's outputs, those of them that have rows, and return where it fails, by output."""
+    names = [f"sample {at}" for at in range(len(samples))]
+    wanted = [looked.alone(right, sample) for sample in samples]
+    looked = replace(looked, outputs=own_rows(right, looked, samples, wanted))
+    found = [looked.alone(looked.run, sample) for sample in samples]
+    if fault.name == MODEL:
+        near = {info.name: closeness(looked, info.name, wanted, found) for info in looked.outputs}
+        tried = [replace(fault, output=name, worst_db=float(rows.min())) for name, rows in near.items()]
+    else:
+        tried = list(relations(looked, samples, names, found, limits(looked, wanted, found)))
+    return {
+        item.output: item for item in tried if (item.name, item.batch) == (fault.name, fault.batch) and not item.holds
+    }
+
+
+def rows_of(names: Iterable[str]) -> list[TensorInfo]:
+    """Return tensors of a graph as outputs that have rows, which `failing` tries."""
+    return [TensorInfo(name, "float32", ("batch",), 0) for name in names]
+
+
+def place(subject: Subject, tensors: Sequence[str], fault: Relation) -> Place | None:
     """Find where a relation between a candidate's own results fails first; None: at no tensor that has rows.
 
     Args:
         tensors: of the graph, in the order in which they are computed.
-        exact, opened: make functions that give the graph's tensors besides its outputs: right ones, and the candidate's.
     """
-    builds = 0
-    names = [f"sample {at}" for at in range(len(samples))]
+    builds, candidate = 0, subject.candidate
     output = next(info for info in candidate.outputs if info.name == fault.output)
     sizes = tuple(sorted({candidate.sizes[0], fault.batch}))
+    exact, opened = with_tensors(load_model(subject.right)), subject.opened(subject.graph, None)
 
-    def failing(looked_at: Sequence[str]) -> dict[str, Relation]:
+    def looked_at(chosen: Sequence[str]) -> dict[str, Relation]:
         nonlocal builds
         builds += 1
-        infos = [TensorInfo(name, "float32", ("batch",), 0) for name in looked_at if name != output.name]
-        with exact(looked_at) as right, opened(looked_at) as run:
-            looked = replace(candidate, run=run, sizes=sizes, outputs=[*infos, output], ways={})
-            wanted = [looked.alone(right, sample) for sample in samples]
-            looked = replace(looked, outputs=own_rows(right, looked, samples, wanted))
-            found = [looked.alone(run, sample) for sample in samples]
-            tried = relations(looked, samples, names, found, limits(looked, wanted, found))
-            again = [item for item in tried if (item.name, item.batch) == (fault.name, fault.batch) and not item.holds]
-        return {item.output: item for item in again}
+        outputs = [*rows_of(name for name in chosen if name != output.name), output]
+        with exact(chosen) as right, opened(chosen) as run:
+            looked = replace(candidate, run=run, sizes=sizes, outputs=outputs, ways={})
+            return failing(fault, looked, right, subject.samples)
 
-    found, vanishes = failing(tensors), False
+    found, vanishes = looked_at(tensors), False
     if output.name not in found:
         vanishes, rest = True, list(tensors)
         while len(rest) > 1:
             half = rest[: len(rest) // 2]
-            rest = rest[len(half) :] if output.name in failing(half) else half
+            rest = rest[len(half) :] if output.name in looked_at(half) else half
         first = rest[0]
     else:
         first = next((name for name in (*tensors, output.name) if name in found), output.name)
     item = found.get(first, fault)
-    node = next((node for node in graph.graph.node if first in node.output), None)
+    node = next((node for node in subject.graph.graph.node if first in node.output), None)
     if node is None:
         return None
     return Place(

@@ -11,6 +11,7 @@ Not demanded is what the network itself doesn't do: rows of an output that the m
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from trtopt.data.rebatch import Arrays, share
 from trtopt.evaluation.agreement import unpadded
 
 Runner = Callable[[Arrays], Arrays]
+Opened = Callable[
+    [Sequence[str]], contextlib.AbstractContextManager[Runner]
+]  # a graph with tensors as outputs, for a while
 Row = Mapping[str, NDArray[np.generic]]
 MODEL, MASKED = "the model as given", "what masks hide"
 LAST_BITS = 100.0  # dB: more is never asked for
@@ -140,14 +144,14 @@ def own_rows(run: Runner, candidate: Candidate, samples: Sequence[Arrays], alone
         alone: its results for each of these samples by itself.
     """
     several = Candidate(run, (1,), candidate.outputs, unordered=candidate.unordered).rows(
-        run(_joined(samples)), len(samples)
+        run(joined(samples)), len(samples)
     )
     return [info for info in candidate.outputs if closeness(candidate, info.name, alone, several).min() > LAST_BITS / 2]
 
 
 def hidden_by_masks(run: Runner, candidate: Candidate, samples: Sequence[Arrays]) -> frozenset[str]:
     """Return the outputs on which what masks hide has no influence in the model as given, `run`; none without such masks."""
-    batch = _joined(samples)
+    batch = joined(samples)
     if (other := _refilled(batch)) is None:
         return frozenset()
     counted = Candidate(run, (1,), candidate.outputs, unordered=candidate.unordered)
@@ -221,7 +225,7 @@ def relations(
 
     for size in candidate.sizes:
         chosen = [at % len(samples) for at in range(size)]
-        batch = _joined([samples[at] for at in chosen])
+        batch = joined([samples[at] for at in chosen])
         first = candidate.rows(candidate.run(batch), size)
         tried.append((size, batch, chosen, first))
         yield from held("a batch is its samples one by one", size, chosen, [alone[at] for at in chosen], first)
@@ -244,7 +248,7 @@ def relations(
             yield from held(way, size, chosen, first, candidate.rows(run(batch), size))
 
 
-def _joined(samples: Sequence[Arrays]) -> Arrays:
+def joined(samples: Sequence[Arrays]) -> Arrays:
     return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
 
 

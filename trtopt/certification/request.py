@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import FOLDER, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -41,6 +41,12 @@ class CertifyRequest:
     )
     locate: bool = option(
         False, help="Find the first tensor at which what fails does so, by builds with tensors as outputs."
+    )
+    bundle: str | os.PathLike[str] | None = option(
+        None,
+        help="Write what a report of what fails needs: a small graph, inputs, a script for TensorRT alone.",
+        metavar="DIR",
+        writes=FOLDER,
     )
     save: str | os.PathLike[str] | None = shared.written(
         help="Keep verdict, times and what the engine is, for trtopt upgrade.", metavar="F.results"

@@ -166,6 +166,7 @@ def _built(result: Any, values: Options) -> Iterator[str]:
             rows.append((f"{item.share:.1%}", str(item.left_out), f"{item.snr_db:.1f}", item.figure, within))
         headers = ("arithmetic in INT8", "layers out", "dB", "", "within the limits")
         print_table(f"What was tried, on {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
+    yield from (f"  {trial}" for trial in result.healing or ())
     counts, *reasons = REASONS.split(result.precision_summary)
     yield f"{result.engine}: {counts}"
     yield from (f"  {line}" for line in (arithmetic(result.coverage), *reasons) if line)

@@ -249,6 +249,8 @@ class BuildSpec:
     io_fp32: bool = _setting(True, layers=True)
     embed_preprocess: bool = False
     overrides: tuple[Override, ...] = ()
+    mark_output: tuple[str, ...] = ()
+    write_out: tuple[str, ...] = ()
     profiles: tuple[Profile, ...] = ()
     targets: tuple[int, ...] = ()
     backend: str = "auto"

@@ -30,7 +30,7 @@ _OF_SESSION = ("contexts", "queue", "graphs", "memory", "trust_host_code", "thre
 _FILES = ("model", "calib", "preprocess", "classes")  # that a request may name
 # No engine depends on them.
 _ASIDE = ("output", "force", "reporter", "store", "timing_cache", "save_calib", "compare", "log")
-_SEVERAL = ("best", "certify", "min_agreement", "labels", "metric", "min", "save_calib", "save_cache")
+_SEVERAL = ("best", "certify", "heal", "min_agreement", "labels", "metric", "min", "save_calib", "save_cache")
 
 
 def open_for_model(session: Callable[..., Opened], model: Any, options: dict[str, Any]) -> Opened:
