@@ -55,8 +55,8 @@ _NOISE = {
     Precision.FP32: (110.0, 30.0, 80.0),
     Precision.FP16: (60.0, 25.0, 20.0),
     Precision.BF16: (45.0, 20.0, LEAST),
-    Precision.INT8: (40.0, 12.0, LEAST),
-    Precision.FP8: (40.0, 12.0, LEAST),
+    Precision.INT8: (40.0, 10.0, LEAST),
+    Precision.FP8: (40.0, 10.0, LEAST),
 }
 _TF32 = (60.0, 20.0, 40.0)
 _UNKNOWN = 20.0  # dB, of what has no manifest
@@ -359,8 +359,7 @@ class _Bound:
         if self.asked is not None:
             return np.full(len(wanted), self.asked)
         reached = np.full(len(wanted), np.inf) if self.graph is None else closeness(candidate, name, wanted, self.graph)
-        # Never less than LEAST, but where the graph itself has hardly more.
-        return np.maximum(np.minimum(reached, self.most) - self.apart, np.minimum(LEAST, reached - 3))
+        return np.maximum(np.minimum(reached, self.most) - self.apart, LEAST)
 
 
 def _bound(

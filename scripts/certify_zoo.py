@@ -1,6 +1,6 @@
 """Networks of torchvision and transformers with random weights, for benchmarks/certify.py.
 
-    python benchmarks/certify_zoo.py FOLDER [NAME...] [--part I/N]
+    python scripts/certify_zoo.py FOLDER [NAME...] [--part I/N]
 
 writes NAME.onnx and NAME.npz (8 inputs), batches open; resnet50@224 has images of that side. Statistics of
 BatchNormalization are those of made-up images, so that values neither die out nor explode, as those of trained networks don't.
@@ -14,7 +14,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import common  # noqa: F401
 import numpy as np
 import torch
 from torch import nn
