@@ -104,6 +104,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "sparsity": ({"sparsity": True}, {}),
     "tf32": ({"tf32": False}, {}),
     "embed_preprocess": ({"embed_preprocess": True}, {}),  # lowered by the graph
+    "mark_output": ({"mark_output": ("y",)}, {}),  # lowered by the graph
+    "write_out": ({"write_out": ("LayerNormalization",)}, {}),  # lowered by the graph
     "allow_precision_fallback": ({"allow_precision_fallback": True}, {}),
     "device": ({"device": 0}, {}),  # test_build_device.py
 }
