@@ -201,3 +201,17 @@ def test_marked_outputs_and_operators_in_parts_are_options_of_a_build(tmp_path: 
         build(mark_output=["cc"])
     with pytest.raises(UsageError, match=r"`write_out=\['Softmax'\]`: the model has none, or ONNX doesn't define it"):
         build(write_out=["Softmax"])
+
+
+def test_parts_of_every_operator_are_told_apart() -> None:
+    from trtopt.builder.execute import _in_parts
+
+    proto = written(
+        """(float[n, 3, 8] x) => (float[n, 3, 8] y) {
+        [norm] a = LayerNormalization (x, s) [gelu] y = Gelu (a) }""",
+        opset=20,
+        s=np.ones(8, np.float32),
+    )
+    made, apart = _in_parts(proto, ["LayerNormalization", "Gelu"])
+    assert {node.name for node in made.graph.node} == {*apart}
+    assert _in_parts(proto, []) == (proto, {})

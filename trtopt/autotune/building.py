@@ -26,8 +26,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples, with_model
 from trtopt.calibration.table import Table
 from trtopt.certification.certificate import certify
-from trtopt.certification.healing import healed
-from trtopt.certification.request import SAMPLES
+from trtopt.certification.healing import certifying, healed
 from trtopt.core.errors import (
     AccuracyLost,
     BuildCancelled,
@@ -102,7 +101,8 @@ def _logged(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) 
     """Do the work on the model, which is read once; its log is kept, and its scales where that is asked for."""
     named_store(request.store)  # refused before the work
     check_outputs(request)
-    if request.certify and not request.heal and request.save_onnx is None and not (gpu := probe()):
+    request = replace(request, certify=False) if request.heal else request  # which certifies what it builds
+    if request.certify and request.save_onnx is None and not (gpu := probe()):
         raise UsageError(
             f"`certify=True` runs the engine, and {gpu.reason}: add `save_onnx='kept.onnx'`, whose graph is tried then"
         )
@@ -114,14 +114,12 @@ def _logged(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) 
                 reporter.warn("`save_calib=` kept nothing: no scales of trtopt's own calibration are in this engine")
             else:
                 result.table.save(request.save_calib)
-        return _certified(request, result) if request.certify and not request.heal else result
+        return _certified(request, result) if request.certify else result
 
 
 def _certified(request: BuildRequest, result: BuildResult) -> BuildResult:
     """Hold the engine, which is written, against itself and its model; what doesn't hold is told, and `ok` is False."""
-    samples = {name: getattr(request, name) for name in ("images", "data", "preprocess")}
-    few, model = min(request.limit or SAMPLES, SAMPLES), load_model(request.model).proto
-    found = certify(model, result.engine, limit=few, **samples, reporter=request.reporter)
+    found = certify(load_model(request.model).proto, result.engine, **certifying(request))
     for item in found.failed[:3]:
         request.reporter.warn(f"{result.engine} isn't right: {item.name}: {decibels(item.worst_db)} ({item.output})")
     return replace(result, certificate=found.describe())

@@ -249,11 +249,12 @@ def _planned(
 
 def _in_parts(graph: onnx.ModelProto, operators: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return the graph with the operators that `write_out=` names in parts, and these parts, which no scale is of."""
+    made = graph
     for op in operators:
-        if (parts := written_out(graph, [Issue("", op, "")])) is None:
+        if (parts := written_out(made, [Issue("", op, "")])) is None:
             raise UsageError(f"`write_out=['{op}']`: the model has none, or ONNX doesn't define it by other operators")
-        graph, before = parts, graph
-    return (graph, _new(graph, before)) if operators else (graph, {})
+        made = parts
+    return made, _new(made, graph)
 
 
 def _new(parts: onnx.ModelProto, graph: onnx.ModelProto) -> dict[str, str]:

@@ -84,15 +84,14 @@ for count in sorted({{least, size}}):
 
 def bundle(folder: Path, subject: Subject, found: Place, fault: Relation, manifest: Manifest | None) -> str:
     """Write model.onnx, inputs.npz, expected.npz and show.py, and say what they are."""
-    graph = infer_shapes(whole_copy(subject.graph))
+    graph, wrong = infer_shapes(whole_copy(subject.graph)), False
     for part, names in _parts(graph, found):
         with with_tensors(load_model(subject.right))(names) as run:
             rows = [{**sample, **run(sample)} for sample in subject.samples]
         inputs = [{name: np.asarray(row[name]) for name in names} for row in rows]
-        if not all(array.ndim and len(array) == 1 for row in inputs for array in row.values()):
-            continue  # their rows aren't samples
         chosen = [inputs[at % len(inputs)] for at in range(fault.batch)]
-        if wrong := _wrong(part, subject, fault, inputs):
+        by_rows = all(array.ndim and len(array) == 1 for row in inputs for array in row.values())
+        if by_rows and (wrong := _wrong(part, subject, fault, inputs)):
             break
     with _right(part, subject)(()) as run:
         results = [run(row) for row in chosen]
@@ -161,6 +160,7 @@ def _parts(graph: ModelProto, found: Place) -> Iterator[tuple[ModelProto, list[s
     floats = {name for name, value in values.items() if value.type.tensor_type.elem_type in FLOATS}
     made = {name: at for at, node in enumerate(nodes) for name in node.output}
     own, inside = {value.name for value in graph.graph.output}, {made[found.tensor]}
+    extractor = Extractor(graph)
     for hops in range(_HOPS + 1):
         for _ in range(2 ** (hops - 2) if hops > 1 else hops):  # twice as many nodes around it as before
             near = {name for at in inside for name in (*nodes[at].input, *nodes[at].output)} - weights
@@ -174,7 +174,7 @@ def _parts(graph: ModelProto, found: Place) -> Iterator[tuple[ModelProto, list[s
         if not found.vanishes:
             ends.add(found.tensor)
         names = sorted(name for name in _read(nodes, inside) - weights if name)
-        yield Extractor(graph).extract_model(names, sorted(ends & floats)), names
+        yield extractor.extract_model(names, sorted(ends & floats)), names
     yield graph, [value.name for value in graph.graph.input if value.name not in weights]
 
 

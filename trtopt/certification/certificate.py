@@ -160,7 +160,8 @@ def certify(request: CertifyRequest) -> Certificate:
     engine = engine_file(request.engine)
     if request.save is not None and engine is None:
         raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
-    if request.locate or request.bundle is not None:
+    located = request.locate or request.bundle is not None
+    if located:
         _looked_at(request)  # said before the work
     manifest = load_manifest(engine) if engine is not None else None
     if manifest is not None and manifest.source["sha256"] != model.fingerprint:
@@ -179,7 +180,7 @@ def certify(request: CertifyRequest) -> Certificate:
     seconds, whose = round(time.monotonic() - start, 1), (str(engine or ""), digest, ran)
     certificate = Certificate(*whose, len(samples), made_up, on_gpu, tuple(found), tuple(left_out), seconds)
     fault = next((item for item in certificate.failed if item.name not in candidate.ways), None)
-    if (request.locate or request.bundle is not None) and fault is not None:
+    if located and fault is not None:
         with request.reporter.phase("looking for the place"):
             certificate = replace(certificate, place=_located(request, model, manifest, candidate, fault, samples))
     if engine is not None and manifest is not None:

@@ -19,7 +19,7 @@ from typing import Any
 from trtopt.builder.construction import BuildResult, construct, writing_engine
 from trtopt.builder.request import BuildRequest
 from trtopt.certification.certificate import Certificate, certify, samples_for
-from trtopt.certification.placing import Place
+from trtopt.certification.placing import NO_LAYERS, Place
 from trtopt.certification.request import SAMPLES, CertifyRequest
 from trtopt.core.documents import Damaged, Described, converted, read_json
 from trtopt.core.errors import AccuracyLost, OutputError, TrtoptError
@@ -37,7 +37,6 @@ from trtopt.runtime.session import Session
 
 ROUNDS = 3  # of cures, each at the place where the nearest engine so far fails
 _LEVELS = (2, 0)
-_NO_LAYERS = ("QuantizeLinear", "DequantizeLinear", "Cast", "Constant")
 Cure = Mapping[str, Any]  # options of build
 
 
@@ -83,15 +82,22 @@ class _Attempt:
         assert manifest is not None  # the builder has just written it
         return manifest
 
-    def trial(self, gpu_ms: float | None = None) -> Trial:
+    def trial(self) -> Trial:
         failed, place = self.certificate.failed, self.certificate.place
         said = f"{failed[0].name}, {decibels(failed[0].worst_db)} at {failed[0].output}" if failed else ""
         said += f", {place}" if place is not None else ""
-        return Trial(_text(self.cure), self.certificate.ok, said, round(self.seconds, 1), gpu_ms)
+        return Trial(_text(self.cure), self.certificate.ok, said, round(self.seconds, 1))
 
 
 def _text(cure: Cure) -> str:
     return " ".join(named(name, value) for name, value in cure.items())
+
+
+def certifying(request: BuildRequest) -> dict[str, Any]:
+    """Return what `certify` is given of a build's request."""
+    names = ("images", "data", "preprocess", "plugins", "operators", "reporter")
+    few = min(request.limit or SAMPLES, SAMPLES)
+    return {name: getattr(request, name) for name in names} | {"limit": few}
 
 
 def healed(request: BuildRequest, build: Callable[[BuildRequest], BuildResult]) -> BuildResult:
@@ -127,10 +133,7 @@ class _Ward:
 
     def __init__(self, request: BuildRequest, folder: Path) -> None:
         self.request, self.folder, self.trials = request, folder, list[Trial]()
-        self.model = load_model(request.model).proto
-        names = ("images", "data", "preprocess", "plugins", "operators", "reporter")
-        few = min(request.limit or SAMPLES, SAMPLES)
-        self.given: dict[str, Any] = {name: getattr(request, name) for name in names} | {"limit": few}
+        self.model, self.given = load_model(request.model).proto, certifying(request)
 
     def attempt(self, cure: Cure, build: Callable[[BuildRequest], BuildResult]) -> _Attempt:
         own, start = self.folder / str(len(list(self.folder.iterdir()))), time.monotonic()
@@ -239,7 +242,7 @@ def _near(place: Place, graph: Any) -> Iterator[list[str]]:
     """Yield the node of a place; it with its neighbours; and with theirs."""
     weights, names = {item.name for item in graph.graph.initializer}, {place.node}
     tensors = {node.name: {*node.input, *node.output} - weights for node in graph.graph.node}
-    layers = [node.name for node in graph.graph.node if node.op_type not in _NO_LAYERS]
+    layers = [node.name for node in graph.graph.node if node.op_type not in NO_LAYERS]
     for _ in range(3):
         yield [name for name in layers if name in names]
         near = set[str]().union(*(tensors[name] for name in names))
@@ -268,16 +271,20 @@ def _pattern(place: Place | None, graph: Any, manifest: Manifest) -> list[Any]:
     return [*whose, place and [place.relation, place.op, place.vanishes], before, behind]
 
 
+def _kept(pattern: list[Any]) -> Path:
+    return cache_folder("cures") / f"{sha256_json(pattern)}.json"
+
+
 def _known(pattern: list[Any]) -> list[str] | None:
     """Return the names of the options that healed this pattern before."""
     with contextlib.suppress(Damaged, OutputError):  # damaged or not there
-        return converted(read_json(cache_folder("cures") / f"{sha256_json(pattern)}.json"), list[str])
+        return converted(read_json(_kept(pattern)), list[str])
     return None
 
 
 def _remember(pattern: list[Any], names: list[str]) -> None:
     with contextlib.suppress(OutputError):
-        write_json(cache_folder("cures") / f"{sha256_json(pattern)}.json", names)
+        write_json(_kept(pattern), names)
 
 
 def _known_first(found: Iterator[Cure], known: list[str] | None) -> list[Cure]:

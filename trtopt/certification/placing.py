@@ -32,7 +32,7 @@ from trtopt.graph.io import load_model
 from trtopt.graph.proto import inferred_values
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-_NO_LAYERS = ("QuantizeLinear", "DequantizeLinear", "Constant", "Cast")
+NO_LAYERS = ("QuantizeLinear", "DequantizeLinear", "Constant", "Cast")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Place(Described):
 def layers_of(graph: ModelProto) -> tuple[str, ...]:
     """Return the floating tensors that a graph's nodes compute, in their order."""
     kinds = {name: value.type.tensor_type.elem_type for name, value in inferred_values(graph).items()}
-    nodes = (node for node in graph.graph.node if node.op_type not in _NO_LAYERS)
+    nodes = (node for node in graph.graph.node if node.op_type not in NO_LAYERS)
     return tuple(name for node in nodes for name in node.output if kinds.get(name) in FLOATS)
 
 
