@@ -20,8 +20,10 @@ from world import Heard
 
 import trtopt
 from trtopt.certification import certificate as certificates, opening
+from trtopt.certification.relations import Candidate, Samples, relations
 from trtopt.cli import app
 from trtopt.core.errors import EngineMismatch, UsageError
+from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation import verify as verification
@@ -178,6 +180,37 @@ def test_outputs_in_the_order_of_scores_may_change_places() -> None:
         return results
 
     assert trtopt.certify(ranked, other, data={"x": values(6, 64)}, batch=[1, 4]).ok
+
+
+def test_among_equal_scores_the_second_call_may_choose_others() -> None:
+    chosen = written(
+        "(float[n, 64] x) => (float[n, 8] v, int64[n, 8] i, float[n, 64] y) { v, i = TopK (x, k) y = Relu (x) }",
+        k=np.array([8], np.int64),
+    )
+    run, calls = OnnxRunner(chosen, optimize=False), iter(range(10**6))
+
+    def other(batch: Arrays) -> Arrays:
+        return {**run(batch), "i": run(batch)["i"] + next(calls)}
+
+    found = trtopt.certify(chosen, other, data={"x": values(6, 64)}, batch=[1, 4])
+    assert found.ok and found.left_out == ("i: a second call chose others among equal scores",)
+    assert {item.output for item in found.relations} == {"v", "y"}
+
+
+@pytest.mark.parametrize(("most", "right"), [(np.inf, False), (60.0, True)])
+def test_a_batch_may_run_in_kernels_of_another_type(most: float, right: bool) -> None:
+    """As of an engine in FP16 whose least batch runs in FP32: exact by itself, at 65 dB among others."""
+    run, arrays = OnnxRunner(net(), optimize=False), [{"x": row[None]} for row in values(8, 3, 8, 8)]
+
+    def half(batch: Arrays) -> Arrays:
+        types = (np.float32,) if len(batch["x"]) == 1 else (np.float16, np.float32)
+        return {name: functools.reduce(np.ndarray.astype, types, array) for name, array in run(batch).items()}
+
+    candidate = Candidate(half, (1, 4), [TensorInfo("y", "float32", ("n", 16), 0)], most=most)
+    alone = [run(sample) for sample in arrays]
+    found = [*relations(candidate, Samples(arrays, ["a"] * 8, alone), alone)]
+    assert all(item.holds for item in found) is right
+    assert 60 < min(item.worst_db for item in found) < 90
 
 
 def test_a_network_without_anything_to_compare_is_refused() -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,12 @@ from trtopt.certification.relations import (
     Candidate,
     Opened,
     Relation,
-    Row,
+    Samples,
     closeness,
     hidden_by_masks,
-    limits,
     own_rows,
     relations,
+    undecided,
 )
 from trtopt.certification.request import CertifyRequest
 from trtopt.certification.upgrading import save
@@ -48,18 +48,38 @@ from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 
-# Arithmetic → dB that a graph of these types may be beside the model, at the most; how much farther off an engine may be than
-# that graph in ONNX Runtime: it sums in another order, FP16 in FP16, too, and TF32 isn't in the graph; and what is wanted where
-# no graph says what the arithmetic does to this network.
+
+class _Noise(NamedTuple):
+    """What an arithmetic may do to a network, in dB.
+
+    Attributes:
+        most: more is never demanded beside the model.
+        apart: how much farther off an engine may be than its graph in ONNX Runtime: it sums in another order, FP16 in FP16,
+            too, and TF32 isn't in the graph.
+        unknown: what is wanted where no graph says what the arithmetic does to this network.
+    """
+
+    most: float
+    apart: float
+    unknown: float
+
+
 _NOISE = {
-    Precision.FP32: (110.0, 30.0, 80.0),
-    Precision.FP16: (60.0, 25.0, 20.0),
-    Precision.BF16: (45.0, 20.0, LEAST),
-    Precision.INT8: (40.0, 10.0, LEAST),
-    Precision.FP8: (40.0, 10.0, LEAST),
+    Precision.FP32: _Noise(110.0, 30.0, 80.0),
+    Precision.FP16: _Noise(60.0, 25.0, 20.0),
+    Precision.BF16: _Noise(45.0, 20.0, LEAST),
+    Precision.INT8: _Noise(40.0, 10.0, LEAST),
+    Precision.FP8: _Noise(40.0, 10.0, LEAST),
 }
-_TF32 = (60.0, 20.0, 40.0)
-_UNKNOWN = 20.0  # dB, of what has no manifest
+_TF32 = _Noise(60.0, 20.0, 40.0)
+_NO_MANIFEST = _Noise(np.inf, 0.0, 20.0)
+
+
+def _noise_of(manifest: Manifest | None) -> _Noise:
+    if manifest is None:
+        return _NO_MANIFEST
+    spec = described_spec(manifest.spec)
+    return _TF32 if spec.precision is Precision.FP32 and spec.tf32 and probe() else _NOISE[spec.precision]
 
 
 @dataclass(frozen=True)
@@ -173,8 +193,12 @@ def certify(request: CertifyRequest) -> Certificate:
         candidate, ran, left_out = open_candidate(stack, request, model, manifest, samples[0])
         with request.reporter.phase("running the model as given"):
             wanted = [candidate.alone(reference, sample) for sample in samples]
-        bound = _bound(request, candidate, manifest, samples)
-        found = list(_tried(request, candidate, reference, _Samples(samples, names, wanted), bound, left_out))
+        noise, given = _noise_of(manifest), Samples(samples, names, wanted)
+        candidate = replace(candidate, most=noise.most)
+        least = _least(request, candidate, manifest, given, noise)
+        found = list(_tried(request, candidate, reference, given, least, left_out))
+        if not found:
+            raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
     digest = "" if manifest is None else str(manifest.plan["sha256"])
     made_up, on_gpu = request.images is None and request.data is None, engine is not None and bool(probe())
     seconds, whose = round(time.monotonic() - start, 1), (str(engine or ""), digest, ran)
@@ -251,15 +275,6 @@ def _sides(request: CertifyRequest, model: Model, manifest: Manifest | None) -> 
     return sizes
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """Samples one by one, their names, and what the model as given makes of them."""
-
-    arrays: Sequence[Arrays]
-    names: Sequence[str]
-    wanted: Sequence[Row]
-
-
 def _looked_at(request: CertifyRequest) -> Any:
     """Return the graph whose tensors are looked at; UsageError where there is none."""
     given: Any = request.engine
@@ -307,22 +322,26 @@ def _tried(
     request: CertifyRequest,
     candidate: Candidate,
     reference: Any,
-    given: _Samples,
-    bound: _Bound,
+    given: Samples,
+    least: Mapping[str, NDArray[np.float64]],
     left_out: list[str],
 ) -> Iterator[Relation]:
     """Try the model's own results, then the relations; say in `left_out` what isn't."""
-    samples, names, wanted = given.arrays, given.names, given.wanted
     with request.reporter.phase("one sample at a time"):
-        found = [candidate.alone(candidate.run, sample) for sample in samples]
+        found = [candidate.alone(candidate.run, sample) for sample in given.arrays]
+        alike = [at for at, sample in enumerate(given.arrays) if _shapes(sample) == _shapes(given.arrays[0])]
+        same = given.of(alike)
+        odd = undecided(candidate, same)
+    if odd:
+        left_out.append(f"{first_of(odd)}: a second call chose others among equal scores")
+        candidate = replace(candidate, outputs=[info for info in candidate.outputs if info.name not in odd])
     for info in candidate.outputs:
-        near, least = closeness(candidate, info.name, wanted, found), bound.limits(candidate, info.name, wanted)
-        worst = int((near - least).argmin())
-        yield Relation(MODEL, info.name, candidate.sizes[0], float(near[worst]), float(least[worst]), names[worst])
-    alike = [at for at, sample in enumerate(samples) if _shapes(sample) == _shapes(samples[0])]
-    if len(alike) < len(samples):
-        left_out.append(f"{counted(len(samples) - len(alike), 'sample')} of other shapes: beside the model alone")
-    own = own_rows(reference, candidate, [samples[at] for at in alike[:8]], [wanted[at] for at in alike[:8]])
+        near, limit = closeness(candidate, info.name, given.wanted, found), least[info.name]
+        at = int((near - limit).argmin())
+        yield Relation(MODEL, info.name, candidate.sizes[0], float(near[at]), float(limit[at]), given.names[at])
+    if other := len(found) - len(alike):
+        left_out.append(f"{counted(other, 'sample')} of other shapes: beside the model alone")
+    own = own_rows(reference, candidate, given.of(alike[:8]))
     mixed = [info.name for info in candidate.outputs if info not in own]
     if mixed:
         left_out.append(f"rows of {first_of(mixed)}: in the model itself they depend on others, or on their place")
@@ -331,50 +350,27 @@ def _tried(
         return
     sizes = ", ".join(map(str, candidate.sizes))
     with request.reporter.phase(f"batches of {sizes}"):
-        chosen = ([samples[at] for at in alike], [names[at] for at in alike], [found[at] for at in alike])
-        masked = hidden_by_masks(reference, candidate, chosen[0][:8])
-        yield from relations(candidate, *chosen, limits(candidate, wanted, found), masked)
+        masked = hidden_by_masks(reference, candidate, given.of(alike[:8]))
+        yield from relations(candidate, same, [found[at] for at in alike], masked)
 
 
 def _shapes(sample: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in sample.items()}
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """What rows have to reach beside the model as given.
-
-    Attributes:
-        asked: dB that are asked for instead of all that follows.
-        most: dB that arithmetic of the engine's kind reaches; apart: how much farther off an engine may be than its graph.
-        graph: results of that graph in ONNX Runtime, where it was kept: what its roundings do to this network.
-    """
-
-    asked: float | None
-    most: float
-    apart: float
-    graph: Sequence[Row] | None
-
-    def limits(self, candidate: Candidate, name: str, wanted: Sequence[Row]) -> NDArray[np.float64]:
-        """Return dB for each row of an output."""
-        if self.asked is not None:
-            return np.full(len(wanted), self.asked)
-        reached = np.full(len(wanted), np.inf) if self.graph is None else closeness(candidate, name, wanted, self.graph)
-        return np.maximum(np.minimum(reached, self.most) - self.apart, LEAST)
-
-
-def _bound(
-    request: CertifyRequest, candidate: Candidate, manifest: Manifest | None, samples: Sequence[Arrays]
-) -> _Bound:
-    if manifest is None:
-        return _Bound(_UNKNOWN if request.min_snr is None else request.min_snr, 0, 0, None)
-    spec, engine = described_spec(manifest.spec), Path(request.engine)  # type: ignore[arg-type]
-    tf32 = spec.precision is Precision.FP32 and spec.tf32 and bool(probe())
-    most, apart, unknown = _TF32 if tf32 else _NOISE[spec.precision]
-    path = kept_graph(engine) if probe() and manifest.embedded is None else None
-    if path is None:
-        return _Bound(request.min_snr, unknown, 0, None)
+def _least(
+    request: CertifyRequest, candidate: Candidate, manifest: Manifest | None, given: Samples, noise: _Noise
+) -> dict[str, NDArray[np.float64]]:
+    """Return for each output the dB that its rows have to reach beside the model as given: those asked for, or near what the
+    engine's graph, where it was kept, reaches in ONNX Runtime: what its roundings do to this network."""
+    known, names = manifest is not None and manifest.embedded is None, [info.name for info in candidate.outputs]
+    path = kept_graph(Path(request.engine)) if known and probe() else None  # type: ignore[arg-type]
+    if request.min_snr is not None or path is None:
+        least = noise.unknown if request.min_snr is None else request.min_snr
+        return dict.fromkeys(names, np.full(len(given.arrays), least))
     graph = load_model(path, lazy=True)
     run = batched(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
     with request.reporter.phase("running the engine's graph"):
-        return _Bound(request.min_snr, most, apart, [candidate.alone(run, sample) for sample in samples])
+        rows = [candidate.alone(run, sample) for sample in given.arrays]
+    reached = {name: np.minimum(closeness(candidate, name, given.wanted, rows), noise.most) for name in names}
+    return {name: np.maximum(decibels - noise.apart, LEAST) for name, decibels in reached.items()}

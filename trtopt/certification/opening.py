@@ -67,10 +67,9 @@ def open_candidate(
     left_out += [
         f"{info.name} {info.dims}: its size depends on values" for info in model.outputs if info.name not in names
     ]
-    if not outputs:
-        raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
     of_pixels = engine is not None and bool(gpu) and main.embedded is not None
-    return Candidate(run, sizes, outputs, ways, _unordered(model), of_pixels), ran, left_out
+    candidate = Candidate(run, sizes, outputs, ways, unordered=_unordered(model), of_pixels=of_pixels)
+    return candidate, ran, left_out
 
 
 def batched(run: Runner, model: Model | Session) -> Runner:

@@ -19,8 +19,8 @@ from trtopt.certification.relations import (
     Opened,
     Relation,
     Runner,
+    Samples,
     closeness,
-    limits,
     own_rows,
     relations,
 )
@@ -91,14 +91,14 @@ class Subject:
 def failing(fault: Relation, looked: Candidate, right: Runner, samples: Sequence[Arrays]) -> dict[str, Relation]:
     """Try a relation on a candidate's outputs, those of them that have rows, and return where it fails, by output."""
     names = [f"sample {at}" for at in range(len(samples))]
-    wanted = [looked.alone(right, sample) for sample in samples]
-    looked = replace(looked, outputs=own_rows(right, looked, samples, wanted))
+    given = Samples(samples, names, [looked.alone(right, sample) for sample in samples])
+    looked = replace(looked, outputs=own_rows(right, looked, given))
     found = [looked.alone(looked.run, sample) for sample in samples]
     if fault.name == MODEL:
-        near = {info.name: closeness(looked, info.name, wanted, found) for info in looked.outputs}
+        near = {info.name: closeness(looked, info.name, given.wanted, found) for info in looked.outputs}
         tried = [replace(fault, output=name, worst_db=float(rows.min())) for name, rows in near.items()]
     else:
-        tried = list(relations(looked, samples, names, found, limits(looked, wanted, found)))
+        tried = list(relations(looked, given, found))
     return {
         item.output: item for item in tried if (item.name, item.batch) == (fault.name, fault.batch) and not item.holds
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,7 +34,10 @@ Opened = Callable[
 Row = Mapping[str, NDArray[np.generic]]
 MODEL, MASKED = "the model as given", "what masks hide"
 LAST_BITS = 100.0  # dB: more is never asked for
-LEAST = 6.0  # dB: less is never allowed
+LEAST, LEAST_OF_BATCH = (
+    6.0,
+    10.0,
+)  # dB: less is never allowed; nor by the noise of one batch alone: twice a value is 6 dB
 SHARE = 12.0  # dB: a row may differ by sixteen times the power of the noise that rows have in the median
 _FAINT = 1e-3  # of the mean signal: rows below are held against the mean
 
@@ -68,6 +71,20 @@ class Relation(Described):
         return self.worst_db - self.limit_db
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Samples one by one, their names, and what the model as given makes of them."""
+
+    arrays: Sequence[Arrays]
+    names: Sequence[str]
+    wanted: Sequence[Row]
+
+    def of(self, chosen: Iterable[int]) -> Samples:
+        """Return some of them, again from the first where there are no more."""
+        at = [index % len(self.arrays) for index in chosen]
+        return Samples([self.arrays[i] for i in at], [self.names[i] for i in at], [self.wanted[i] for i in at])
+
+
 @dataclass
 class Candidate:
     """Something that computes the model's outputs, samples first in all arrays.
@@ -78,6 +95,7 @@ class Candidate:
         ways: other ways to the same results: name → function.
         outputs: those that are looked at.
         of_pixels: it takes pixels, and inputs that weren't made of pixels can't be given.
+        most: dB beside the model that a kernel of its kind may have.
         unordered: outputs whose entries stand in the order of scores, in which last bits make others stand first.
     """
 
@@ -85,6 +103,7 @@ class Candidate:
     sizes: tuple[int, ...]
     outputs: Sequence[TensorInfo]
     ways: Mapping[str, Runner] = field(default_factory=dict)
+    most: float = np.inf
     unordered: frozenset[str] = frozenset()
     of_pixels: bool = False
 
@@ -137,25 +156,22 @@ def _floating(array: NDArray[np.generic]) -> bool:
     return array.dtype.kind not in "biuSUO"  # bfloat16 is none of NumPy's own kinds
 
 
-def own_rows(run: Runner, candidate: Candidate, samples: Sequence[Arrays], alone: Sequence[Row]) -> list[TensorInfo]:
-    """Return the outputs whose rows the model as given, `run`, computes of their own samples alone.
-
-    Args:
-        alone: its results for each of these samples by itself.
-    """
-    several = Candidate(run, (1,), candidate.outputs, unordered=candidate.unordered).rows(
-        run(joined(samples)), len(samples)
-    )
-    return [info for info in candidate.outputs if closeness(candidate, info.name, alone, several).min() > LAST_BITS / 2]
+def own_rows(run: Runner, candidate: Candidate, samples: Samples) -> list[TensorInfo]:
+    """Return the outputs whose rows the model as given, `run`, computes of their own samples alone."""
+    several = candidate.rows(run(joined(samples.arrays)), len(samples.arrays))
+    return [
+        info
+        for info in candidate.outputs
+        if closeness(candidate, info.name, samples.wanted, several).min() > LAST_BITS / 2
+    ]
 
 
-def hidden_by_masks(run: Runner, candidate: Candidate, samples: Sequence[Arrays]) -> frozenset[str]:
+def hidden_by_masks(run: Runner, candidate: Candidate, samples: Samples) -> frozenset[str]:
     """Return the outputs on which what masks hide has no influence in the model as given, `run`; none without such masks."""
-    batch = joined(samples)
+    batch = joined(samples.arrays)
     if (other := _refilled(batch)) is None:
         return frozenset()
-    counted = Candidate(run, (1,), candidate.outputs, unordered=candidate.unordered)
-    seen, changed = (_visible(counted.rows(run(each), len(samples)), batch) for each in (batch, other))
+    seen, changed = (_visible(candidate.rows(run(each), len(samples.arrays)), batch) for each in (batch, other))
     names = (info.name for info in candidate.outputs)
     return frozenset(name for name in names if closeness(candidate, name, seen, changed).min() > LAST_BITS / 2)
 
@@ -186,66 +202,68 @@ def _visible(rows: Sequence[Row], batch: Arrays) -> list[Row]:
     return [{name: shown(np.asarray(array), mask) for name, array in row.items()} for row, mask in zip(rows, seen)]
 
 
-def limits(candidate: Candidate, reference: Sequence[Row], alone: Sequence[Row]) -> dict[str, float]:
-    """Return for each output what rows may differ by: a share of the noise that they have beside the model as given."""
-    noise = {
-        info.name: float(np.median(closeness(candidate, info.name, reference, alone))) for info in candidate.outputs
-    }
-    return {name: max(LEAST, min(LAST_BITS, decibels - SHARE)) for name, decibels in noise.items()}
+def _limits(candidate: Candidate, wanted: Sequence[Row], alone: Sequence[Row]) -> dict[str, float]:
+    """Return for each output what rows may differ by: a share of the noise that they have beside the model as given, or may
+    have in other kernels, which another batch may run in."""
+    noise = {info.name: float(np.median(closeness(candidate, info.name, wanted, alone))) for info in candidate.outputs}
+    return {name: max(LEAST, min(LAST_BITS, min(decibels, candidate.most) - SHARE)) for name, decibels in noise.items()}
+
+
+def undecided(candidate: Candidate, samples: Samples) -> list[str]:
+    """Return the outputs in the order of scores that aren't the same in a second call: equal scores, whose order is open."""
+    names = [info.name for info in candidate.outputs if info.name in candidate.unordered]
+    found = set[str]()
+    for size in candidate.sizes if names else ():
+        batch = joined(samples.of(range(size)).arrays)
+        first, second = (candidate.rows(candidate.run(batch), size) for _ in range(2))
+        found |= {name for name in names if closeness(candidate, name, first, second).min() < LAST_BITS}
+    return sorted(found)
 
 
 def relations(
-    candidate: Candidate,
-    samples: Sequence[Arrays],
-    names: Sequence[str],
-    alone: Sequence[Row],
-    allowed: Mapping[str, float],
-    masked: Collection[str] = (),
+    candidate: Candidate, samples: Samples, alone: Sequence[Row], masked: Collection[str] = ()
 ) -> Iterator[Relation]:
     """Try every relation.
 
     Args:
-        samples: of one sample each, all of one shape; names: theirs.
+        samples: all of one shape.
         alone: the candidate's results for each of them by itself.
-        allowed: output → dB that its rows must reach.
         masked: outputs on which what masks hide has no influence.
     """
-    tried = list[tuple[int, Arrays, list[int], list[Row]]]()
+    tried, allowed = list[tuple[Samples, Arrays, list[Row]]](), _limits(candidate, samples.wanted, alone)
 
-    def held(
-        name: str, size: int, chosen: Sequence[int], wanted: Sequence[Row], found: Sequence[Row]
-    ) -> Iterator[Relation]:
+    def held(name: str, names: Sequence[str], old: Sequence[Row], new: Sequence[Row]) -> Iterator[Relation]:
         for info in candidate.outputs:
             if name == MASKED and info.name not in masked:
                 continue
-            decibels = closeness(candidate, info.name, wanted, found)
+            decibels = closeness(candidate, info.name, old, new)
             worst = int(decibels.argmin())
-            sample = names[chosen[worst]]
-            yield Relation(name, info.name, size, float(decibels[worst]), allowed[info.name], sample)
+            yield Relation(name, info.name, len(names), float(decibels[worst]), allowed[info.name], names[worst])
 
     for size in candidate.sizes:
-        chosen = [at % len(samples) for at in range(size)]
-        batch = joined([samples[at] for at in chosen])
+        several = samples.of(range(size))
+        batch = joined(several.arrays)
         first = candidate.rows(candidate.run(batch), size)
-        tried.append((size, batch, chosen, first))
-        yield from held("a batch is its samples one by one", size, chosen, [alone[at] for at in chosen], first)
+        tried.append((several, batch, first))
+        yield from held(
+            "a batch is its samples one by one", several.names, [alone[at % len(alone)] for at in range(size)], first
+        )
         turned = {name: np.ascontiguousarray(array[::-1]) for name, array in batch.items()}
         if size > 1:
             other_order = candidate.rows(candidate.run(turned), size)[::-1]
-            yield from held("rows in another order", size, chosen, first, other_order)
-            for at in {0, len(samples) - 1}:
-                copies = candidate.rows(candidate.run(_copies(samples[at], size)), size)
-                yield from held("equal rows", size, [at] * size, [copies[0]] * size, copies)
+            yield from held("rows in another order", several.names, first, other_order)
+            for at in {0, len(samples.arrays) - 1}:
+                copies = candidate.rows(candidate.run(_copies(samples.arrays[at], size)), size)
+                yield from held("equal rows", [samples.names[at]] * size, [copies[0]] * size, copies)
         if masked and (other := _refilled(batch)) is not None:
             shown = _visible(first, batch), _visible(candidate.rows(candidate.run(other), size), batch)
-            yield from held(MASKED, size, chosen, *shown)
+            yield from held(MASKED, several.names, *shown)
         candidate.run(turned if candidate.of_pixels else {name: _spoiled(array) for name, array in batch.items()})
         again = candidate.rows(candidate.run(batch), size)
-        yield from held("again, behind other values", size, chosen, first, again)
-    for size, batch, chosen, first in reversed(tried):
-        yield from held("again, behind another batch", size, chosen, first, candidate.rows(candidate.run(batch), size))
-        for way, run in candidate.ways.items():
-            yield from held(way, size, chosen, first, candidate.rows(run(batch), size))
+        yield from held("again, behind other values", several.names, first, again)
+    for several, batch, first in reversed(tried):
+        for way, run in {"again, behind another batch": candidate.run, **candidate.ways}.items():
+            yield from held(way, several.names, first, candidate.rows(run(batch), len(first)))
 
 
 def joined(samples: Sequence[Arrays]) -> Arrays:
