@@ -57,7 +57,7 @@ def _parameters(function: Any) -> dict[str, Any]:
 def test_every_public_function_has_its_command() -> None:
     functions = {name for name in trtopt.__all__ if inspect.isfunction(getattr(trtopt, name))}
     assert set(COMMANDS) == functions - {"load_manifest", "operator"}
-    assert len(COMMANDS) == 25
+    assert len(COMMANDS) == 26
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -69,6 +69,7 @@ net manual/from-polygraphy.md => => clean.onnx
 net manual/from-calibrators.md => from old.cache => model.calib.json
 net manual/from-modelopt.md => => built.onnx
 net store.md => up to date; manifest b.engine.json | store: 1 engine, => b.engine
+net tiers.md => trtopt tune model.onnx --min-snr 30 => tiers/int8-20db.engine
 net certify.md => all holds; => sure.engine | kept.onnx
 net preprocessing.md => => detector.engine
 """

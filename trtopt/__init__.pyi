@@ -7,6 +7,7 @@ from trtopt.autotune.sensitivity import (
     Sensitivity as Sensitivity,
     sensitivity as sensitivity,
 )
+from trtopt.autotune.tiers import Tier as Tier, Tiers as Tiers, tiers as tiers
 from trtopt.autotune.tuning import Tuning as Tuning
 from trtopt.builder.construction import BuildResult as BuildResult
 from trtopt.builder.refit import RefitResult as RefitResult, refit as refit

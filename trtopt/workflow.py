@@ -19,7 +19,7 @@ from trtopt.certification.certificate import certify
 from trtopt.core.documents import Damaged, checked, converted, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
-from trtopt.core.options import taking
+from trtopt.core.options import preprocess_words, taking
 from trtopt.core.progress import Reporter, recorded
 from trtopt.core.values import Precision, choice
 from trtopt.core.version import __version__, package_version
@@ -145,14 +145,7 @@ class PipelineResult:
         """The samples as flags of `tune`."""
         if "data" in self.samples:
             return ["--data", str(self.samples["data"])]
-        preprocess = self.samples["preprocess"]
-        keys = {"preset": preprocess} if isinstance(preprocess, str) else dict(preprocess or {})
-        words = ["--images", str(self.samples["images"])]
-        for name, value in keys.items():
-            flag = "--preprocess" if name == "preset" else f"--{name}"
-            mark = "x" if name == "size" else ","
-            words += [flag, mark.join(map(str, value)) if isinstance(value, list) else str(value)]
-        return words
+        return ["--images", str(self.samples["images"]), *preprocess_words(self.samples["preprocess"])]
 
 
 class _Ledger:

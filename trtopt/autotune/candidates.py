@@ -75,7 +75,7 @@ def asked_of_builder(request: BuildRequest, precision: Precision, preprocess: An
             text for text in request.precision_override if Override.parse(text).precision in precisions
         ],
         preprocess=preprocess,
-        reporter=_Prefixed(request.reporter, precision),
+        reporter=Prefixed(request.reporter, precision),
     )
 
 
@@ -227,11 +227,11 @@ class Engines:
         return Session(result.engine, device=self.gpu.ordinal, contexts=1, trust_host_code=True)  # built just now
 
 
-class _Prefixed(Reporter):
+class Prefixed(Reporter):
     """Another candidate's phases and warnings, under its name; its notes were said for the first one."""
 
-    def __init__(self, reporter: Reporter, precision: Precision) -> None:
-        self._reporter, self._name = reporter, precision.upper()
+    def __init__(self, reporter: Reporter, name: str) -> None:
+        self._reporter, self._name = reporter, name.upper()
 
     def warn(self, text: str) -> None:
         self._reporter.warn(f"{self._name}: {text}")

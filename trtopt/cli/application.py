@@ -30,7 +30,7 @@ _EVERYWHERE = ("-v", "--verbose", "-q", "--quiet")
 # Commands by what they are for, in the order of a pipeline.
 GROUPS = {
     "Prepare a model": ("export", "init", "check"),
-    "Build an engine": ("calibrate", "sensitivity", "build", "tune", "refit", "pipeline", "jobs"),
+    "Build an engine": ("calibrate", "sensitivity", "build", "tune", "tiers", "refit", "pipeline", "jobs"),
     "Measure and compare": ("inspect", "verify", "certify", "upgrade", "bench", "profile", "report"),
     "Run and deploy": ("run", "serve", "deploy", "store"),
     "This host": ("doctor", "version"),

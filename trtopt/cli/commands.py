@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import trtopt
-from trtopt.autotune.request import SensitivityRequest, TuneRequest
+from trtopt.autotune.request import SensitivityRequest, TiersRequest, TuneRequest
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.certification.request import CertifyRequest, UpgradeRequest
@@ -144,6 +144,20 @@ def tune(result: Any, values: Options) -> Iterator[str]:
     It repairs weights, and keeps the layers that lose most out of INT8.
     """
     yield from _built(result, {**values, "int8": True})
+
+
+@command_of(
+    TiersRequest, "trtopt tiers model.onnx --images photos/ --preprocess imagenet --limits 20,30 --target sm89 -o tiers"
+)
+def tiers(result: Any, values: Options) -> Iterator[str]:
+    """Build every format, from one calibration. FP32, FP16, BF16, FP8 and INT8 side by side: speed, size, dB to the model.
+
+    ★: no other beats it in time (without a GPU, size) and dB. Exit status 1 if one of them couldn't be built.
+    """
+    print_table("", *result.table())
+    yield from result.lines()
+    if result.page is not None:
+        yield f"page: {result.page}"
 
 
 @command_of(RefitRequest, "trtopt refit model.engine tuned.onnx -o tuned.engine")

@@ -105,6 +105,17 @@ def flag_of(item: Field[Any]) -> str:
     return f"{flag}/--no-{flag[2:]}" if item.default is True else flag
 
 
+def preprocess_words(given: Any) -> list[str]:
+    """Return what to type for a `preprocess` of a call: a preset, a file, or a mapping of keys."""
+    keys = given if isinstance(given, Mapping) else {} if given is None else {"preset": given}
+    words = list[str]()
+    for name, value in keys.items():
+        mark = "x" if name == "size" else ","
+        words.append("--preprocess" if name == "preset" else f"--{name}")
+        words.append(mark.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
+    return words
+
+
 def without(request: R, *names: str) -> R:
     """The request with these options as if they hadn't been given."""
     found = {item.name: item.default for item in fields(request) if item.name in names}  # type: ignore[arg-type]

@@ -314,9 +314,15 @@ def _provenance(subject: Subject) -> dict[str, Any]:
 
 def html(contents: Mapping[str, Any]) -> str:
     """Make the page of a report's contents."""
+    return rendered("page.html", {**contents, "charts": _charts(contents)})
+
+
+def rendered(name: str, contents: Mapping[str, Any]) -> str:
+    """Make a page by one of the templates that lie here."""
     jinja2 = require("jinja2", "report", "writing a report")
-    source = whole(Path(__file__).with_name("page.html")).decode()
+    folder = Path(__file__).parent
     environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda template: whole(folder / template).decode()),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -335,7 +341,7 @@ def html(contents: Mapping[str, Any]) -> str:
     }
     limits = {"rows": ROWS, "lines": LINES, "bars": BARS}
     try:
-        return str(environment.from_string(source).render(contents, charts=_charts(contents), **limits)) + "\n"
+        return str(environment.get_template(name).render(contents, **limits)) + "\n"
     except jinja2.UndefinedError as error:
         raise KeyError(str(error)) from error
 
