@@ -96,6 +96,8 @@ def test_what_differs_is_said(net: onnx.ModelProto, message: str, stand_in: Inst
     report = trtopt.check(net, plugins=str(folder / "plugin.py"), operators=str(folder / "ops.py"))
     (found,) = [item for item in report.findings if item.level == "error" and "swish1" in item.node]
     assert re.search(message, found.message)
+    with pytest.raises(UnsupportedOperator, match=message):  # which TensorRT 8.6 builds, and passes over
+        trtopt.build(net, folder / "net.engine", fp16=True, operators=str(folder / "ops.py"))
 
 
 def test_version_lists_the_plugins_of_each_tensorrt(

@@ -145,8 +145,10 @@ def plan_build(request: BuildRequest, spec: BuildSpec | None = None) -> BuildPla
     generation.refuse(spec)
     generation.compile_operators(model.proto, spec, reporter)
     sampled, reduced = request.images is not None or request.data is not None, spec.precision.quantized
-    long_work = (sampled or reduced) and request.calib is None  # before which the parser is asked
-    refuse(generation, model, prepare(model, reporter=reporter).proto if long_work else None)
+    long_work = (sampled or reduced) and request.calib is None
+    # Before it the parser is asked, which passes over what a plugin doesn't read.
+    asked = long_work or custom_nodes(model.proto)
+    refuse(generation, model, prepare(model, reporter=reporter).proto if asked else None)
     scales = Scales(request, request.preprocess)
     scales.check(spec, quantized)
     if not (reduced or sampled or request.min_snr is None or request.best):
