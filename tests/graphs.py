@@ -14,7 +14,7 @@ from onnx.parser import parse_graph, parse_model
 from trtopt.core.values import Precision
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points
-from trtopt.graph.passes.quantize import OPSET, insert_qdq, is_quantized
+from trtopt.graph.passes.quantize import FORMATS, insert_qdq, is_quantized
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.passes.typed import to_typed, typed_opset
 from trtopt.graph.proto import name_nodes
@@ -87,7 +87,7 @@ def quantized(
     proto: ModelProto, points: Points, amax: Mapping[str, float], base: Precision = Precision.FP32
 ) -> ModelProto:
     """`insert_qdq` for a message."""
-    return to_proto(insert_qdq(to_ir_at(proto, OPSET[points.precision]), points, amax, base=base).model)
+    return to_proto(insert_qdq(to_ir_at(proto, FORMATS[points.precision].opset), points, amax, base=base).model)
 
 
 def typed(proto: ModelProto, base: Precision, **options: Any) -> ModelProto:

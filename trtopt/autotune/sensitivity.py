@@ -27,7 +27,7 @@ from trtopt.data import open_data, samples_of
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
-from trtopt.graph.passes.quantize import OPSET, check_scales
+from trtopt.graph.passes.quantize import FORMATS, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import tensor_size
@@ -168,7 +168,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     ready = prepare(model, overrides, samples=batches, reporter=reporter)
     if table.model["fingerprint"] != ready.fingerprint:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    folded = smoothed(to_proto(to_ir_at(ready.proto, OPSET[Precision.INT8])), table.smoothed)
+    folded = smoothed(to_proto(to_ir_at(ready.proto, FORMATS[Precision.INT8].opset)), table.smoothed)
     ir_model = to_ir(folded)
     in_fp32 = overflowing(ir_model, table.beyond_fp16)  # by what they hold, in a build
     points = find_points(ir_model, overrides=(*overrides, *kept_out({**in_fp32, **table.left_out})), gates=table.gates)

@@ -51,7 +51,7 @@ from trtopt.graph.io import Model, load_model
 from trtopt.graph.limits import ending_before
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of
-from trtopt.graph.passes.quantize import OPSET, check_scales
+from trtopt.graph.passes.quantize import FORMATS, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.prepare import FoldedModel
@@ -145,7 +145,7 @@ class _TunedModel:
     @cached_property
     def original(self) -> ModelProto:
         """Return it in FP32, at the opset of Q/DQ graphs."""
-        return to_proto(to_ir_at(in_memory(fp32_typed(self.folded.proto)[0]), OPSET[Precision.INT8]))
+        return to_proto(to_ir_at(in_memory(fp32_typed(self.folded.proto)[0]), FORMATS[Precision.INT8].opset))
 
     @cached_property
     def gates(self) -> tuple[str, ...]:

@@ -89,7 +89,10 @@ def lower(
     if table is not None and has_half(folded):
         folded, islands = in_fp32_types(folded)
         unsafe = {**islands, **unsafe}
-    opset = max(quantize.OPSET.get(spec.precision, 1), 1 if embedded is None else embed.OPSET)
+    opset = max(
+        quantize.FORMATS[spec.precision].opset if spec.precision in quantize.FORMATS else 1,
+        1 if embedded is None else embed.OPSET,
+    )
     if typed:
         opset = max(opset, typed_opset(spec.base, table is not None or is_quantized(folded)))
     model = to_ir_at(folded, opset)

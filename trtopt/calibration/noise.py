@@ -25,7 +25,7 @@ from trtopt.data.rebatch import Arrays
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.placement import Points, Weight
-from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
+from trtopt.graph.passes.quantize import FORMATS, insert_qdq, round_scale
 from trtopt.graph.passes.repair import Repair, repair_weights
 from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.segments import Segment, Slot, divided, joined
@@ -190,7 +190,7 @@ class NoiseLedger(Parts):
         self.points, self.amax = points, amax
         self.weights = Links(proto.graph).constants
         self.scales = {
-            name: round_scale(np.asarray(amax[name] / LARGEST[points.precision]), Precision.FP32)
+            name: round_scale(np.asarray(amax[name] / FORMATS[points.precision].largest), Precision.FP32)
             for name in points.reads
         }
         # A tensor has a second name where it is read quantized; both are the same until it is rounded.

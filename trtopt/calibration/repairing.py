@@ -31,7 +31,7 @@ from trtopt.data.convert import single_runs
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, Weight, find_points
-from trtopt.graph.passes.quantize import OPSET
+from trtopt.graph.passes.quantize import FORMATS
 from trtopt.graph.passes.repair import BIAS, Repair
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
 from trtopt.graph.proto import in_memory, to_array
@@ -128,7 +128,7 @@ class Repairer:
         Args:
             measure: gives the scales of a smoothed graph; None: nothing is smoothed.
         """
-        proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
+        proto = to_proto(to_ir_at(in_memory(prepared.proto), FORMATS[Precision.INT8].opset))
         table, model = replace(table, repairs={}, smoothed={}, left_out={}), to_ir(proto)
         points = find_points(model, overrides=self.overrides)
         repairs = self._find(proto, points, table.amax)

@@ -25,6 +25,7 @@ class Precision(str, enum.Enum):
     BF16 = "bf16"
     INT8 = "int8"
     FP8 = "fp8"
+    INT4 = "int4"  # of weights alone
 
     @property
     def quantized(self) -> bool:
@@ -173,10 +174,11 @@ class Override:
     @classmethod
     def parse(cls, text: str) -> Override:
         pattern, equals, precision = text.rpartition("=")
-        if not equals or not pattern or precision not in {str(item) for item in Precision}:
+        allowed = [str(item) for item in Precision if item is not Precision.INT4]
+        if not equals or not pattern or precision not in allowed:
             raise UsageError(
                 f"`precision_override=` {text!r} can't be read; write PATTERN=fp32, "
-                f"PATTERN a node name or operator, precision one of {', '.join(map(str, Precision))}"
+                f"PATTERN a node name or operator, precision one of {', '.join(allowed)}"
             )
         return cls(pattern, Precision(precision))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -23,9 +23,30 @@ from trtopt.graph.view import Editor, attribute, constant, drop_unread
 # What ONNX Runtime's quantizers write beside them: standard integer operators, and its own.
 _QUANTIZERS = ("DynamicQuantize", "QLinear", "QOrdered", "ConvInteger", "MatMulInteger", "MatMulNBits", "QAttention", "QGemm",
                "QMoE", "QEmbedLayerNormalization", "GatherBlockQuantized")  # fmt: skip
-OPSET = {Precision.INT8: 13, Precision.FP8: 19}  # the first with per-axis, and with float8 Q/DQ
-LARGEST = {Precision.INT8: 127.0, Precision.FP8: 448.0}  # largest magnitude of int8 (symmetric) and of float8 E4M3
-_STORED: dict[Precision, Any] = {Precision.INT8: np.int8, Precision.FP8: ml_dtypes.float8_e4m3fn}
+
+
+class Format(NamedTuple):
+    """Codes that numbers are quantized to.
+
+    Attributes:
+        opset: the first whose Q/DQ have them: INT8 per axis, FP8 at all, INT4 in blocks.
+        largest: magnitude that gets the scale, symmetric; least: the lowest code.
+        stored: as NumPy and ml_dtypes call the type.
+        blocks: how many weights in a row may have one scale, the most that divides them counts; none: a channel or a tensor.
+    """
+
+    opset: int
+    largest: float
+    least: float
+    stored: Any
+    blocks: tuple[int, ...] = ()
+
+
+FORMATS = {
+    Precision.INT8: Format(13, 127.0, -127.0, np.int8),
+    Precision.FP8: Format(19, 448.0, -448.0, ml_dtypes.float8_e4m3fn),  # E4M3
+    Precision.INT4: Format(21, 7.0, -8.0, ml_dtypes.int4, (128, 64)),  # of weights alone
+}
 
 
 def is_quantized(proto: onnx.ModelProto) -> bool:
@@ -56,7 +77,7 @@ def round_scale(scale: NDArray[np.floating[Any]], base: Precision) -> NDArray[np
         held: NDArray[Any] = np.maximum(scale, smallest).astype(dtype)
     if base is Precision.FP16:
         # Among subnormals (amax under 0.008) rounding down would clip the largest values by more than half a step.
-        clipping = held < scale * (1 - 0.5 / LARGEST[Precision.INT8])
+        clipping = held < scale * (1 - 0.5 / FORMATS[Precision.INT8].largest)
         held = np.where(clipping, np.nextafter(held, dtype.type(np.inf)), held)
     return np.asarray(held, np.float32)
 
@@ -65,7 +86,7 @@ def weight_scales(weight: NDArray[np.float32], axis: int | None, precision: Prec
     """amax / largest code, per output channel (`axis`) or per tensor; 1.0 where a whole channel is (next to) zero."""
     others = None if axis is None else tuple(index for index in range(weight.ndim) if index != axis)
     amax = np.abs(weight).max(axis=others)
-    scale = np.asarray(amax / LARGEST[precision], np.float32)
+    scale = np.asarray(amax / FORMATS[precision].largest, np.float32)
     return np.where(scale >= np.finfo(np.float32).tiny, scale, np.float32(1.0))
 
 
@@ -77,12 +98,12 @@ def along(axis: int | None, scale: NDArray[Any], rank: int) -> NDArray[Any]:
 def quantize_weight(
     weight: NDArray[np.float32], scale: NDArray[np.float32], axis: int | None, precision: Precision
 ) -> NDArray[Any]:
-    """Codes nearest to weight / scale, ties to even, as QuantizeLinear does; symmetric (INT8: −127…127)."""
+    """Codes nearest to weight / scale, ties to even, as QuantizeLinear does (INT8: −127…127, INT4: −8…7)."""
     scaled = np.asarray(weight / along(axis, scale, weight.ndim))
-    if precision is Precision.INT8:
+    form = FORMATS[precision]
+    if precision is not Precision.FP8:
         np.rint(scaled, out=scaled)
-    limit = LARGEST[precision]
-    return np.asarray(np.clip(scaled, -limit, limit, out=scaled), _STORED[precision])
+    return np.asarray(np.clip(scaled, form.least, form.largest, out=scaled), form.stored)
 
 
 def check_scales(points: Points, amax: Mapping[str, float]) -> None:
@@ -105,7 +126,7 @@ def insert_qdq(
     """Put a Q/DQ pair on every point and quantize the weights; the graph stays FP32-typed.
 
     Args:
-        model: at opset `OPSET` or newer.
+        model: at the opset of `FORMATS` or newer.
         amax: calibrated largest magnitude per activation tensor.
         base: the type the scales will later be held in (`graph.passes.typed`); they are rounded to it here.
 
@@ -118,7 +139,7 @@ def insert_qdq(
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     nodes = {str(node.name): node for node in model.graph}
     for name, readers in points.reads.items():
-        scale = round_scale(np.asarray(amax[name] / LARGEST[points.precision]), base)
+        scale = round_scale(np.asarray(amax[name] / FORMATS[points.precision].largest), base)
         if not np.isfinite(scale):
             raise CalibrationError(
                 f"{name} reaches {amax[name]:.4g}, whose scale {str(base).upper()} can't hold: build with `bf16=True` "
@@ -144,7 +165,7 @@ def insert_qdq(
 
 def _pair(editor: Editor, value: ir.Value, scale: NDArray[np.float32], precision: Precision) -> ir.Value:
     """Q and DQ, one scale, right behind the producer of `value`; returns what its readers read."""
-    name, dtype = str(value.name), np.dtype(_STORED[precision])
+    name, dtype = str(value.name), np.dtype(FORMATS[precision].stored)
     parameters = _parameters(editor, name, scale, dtype)
     codes = f"{name}_quantized", ir.DataType.from_numpy(dtype), value.shape
     quantize = editor.node("QuantizeLinear", [value, *parameters], *codes)
