@@ -255,7 +255,7 @@ def test_a_shell_can_complete_options() -> None:
     variables = {"_TRTOPT_COMPLETE": "complete_bash", "COMP_WORDS": "trtopt build --int", "COMP_CWORD": "2"}
     command = [sys.executable, "-m", "trtopt"]
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
-    assert done.stdout == "--int8\n"
+    assert done.stdout == "--int8\n--int4\n"
 
 
 TABLES = {

@@ -81,6 +81,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "precision": ({"precision": Precision.FP16}, {}),
     "remainder": ({"precision": Precision.INT8, "remainder": Precision.BF16}, {"8.6.0": "`remainder='bf16'`"}),
     "io_fp32": ({"precision": Precision.FP16, "io_fp32": False}, {}),
+    "int4": (
+        {"precision": Precision.FP16, "int4": True},
+        {"8.6.0": "`int4=True`: TensorRT 8.6.0 has fp32, fp16, int8"},
+    ),
     "overrides": ({}, {}),  # lowered by the graph, or by layer_precision below
     "profiles": ({"profiles": PROFILES}, {}),
     "targets": ({"targets": (89,)}, dict.fromkeys(VERSIONS, "`target=")),

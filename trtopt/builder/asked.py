@@ -9,6 +9,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import sizes_of_samples
 from trtopt.core.errors import UsageError
 from trtopt.core.files import check_ending
+from trtopt.core.options import named
 from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, parse_profiles, shapes_option
 from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse_size, parse_targets
 from trtopt.data.preprocess import Preprocess
@@ -19,6 +20,7 @@ from trtopt.trt.profiles import validate_profiles
 _SAME = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)} - {
     *("workspace", "timing_cache", "mark_output", "write_out")  # given as texts, and as any sequence
 }
+_LIMITS = ("min_snr", "min_agreement", "metric")
 _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
 
 
@@ -32,7 +34,15 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         raise UsageError("`fp16=True` and `bf16=True` are both given; choose one")
     if request.int8 and request.fp8:
         raise UsageError("`int8=True` and `fp8=True` are both given; choose one: layers of both in one engine went")
-    half = request.fp16 or request.int8 or request.fp8
+    other = next(
+        (name for name in ("best", "int8", "fp8", *_LIMITS) if getattr(request, name) not in (False, None)), ""
+    )
+    if request.int4 and other:
+        why = "INT4 rounds weights alone, for products in FP16 or BF16; choose one"
+        if other in _LIMITS:
+            why = "no limit chooses INT4 weights: drop it, keep the graph by `save_onnx=`, and let trtopt verify judge that"
+        raise UsageError(f"`int4=True` and {named(other, None if other in _LIMITS else True)} are both given: {why}")
+    half = request.fp16 or request.int8 or request.fp8 or request.int4
     base = Precision.BF16 if request.bf16 else Precision.FP16 if half else Precision.FP32
     precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
     overrides = tuple(map(Override.parse, request.precision_override))

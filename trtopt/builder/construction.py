@@ -172,7 +172,9 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
     unsafe = {} if safety is None else safety.in_fp32
     graph, cache = plan.request.save_onnx, plan.request.save_cache
     kept_nodes = [replace(item, reason=MEASURED) if item.node in unsafe else item for item in lowered.kept]
-    counts, summary = precision_summary(engine.layers, kept_nodes, engine.unread or built.report.hidden)
+    counts, summary = precision_summary(
+        engine.layers, kept_nodes, engine.unread or built.report.hidden, lowered.weights
+    )
     generation, device = plan.generation, plan.generation.device(plan.spec)
     embedded, (inputs, profiles) = plan.embedded, plan.engine_interface()
     own = {info.name for info in plan.model.outputs}

@@ -19,17 +19,19 @@ from trtopt.engine.manifest import HEAVY, lost_precision
 from trtopt.graph.guard import invalid
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.op_types import MULTIPLYING, WEIGHTED
-from trtopt.graph.passes import embed, quantize
+from trtopt.graph.passes import embed
+from trtopt.graph.passes.int4 import Coded, int4_weights
 from trtopt.graph.passes.old_parser import as_read, readable, with_float_weights
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points
-from trtopt.graph.passes.quantize import insert_qdq, is_quantized
+from trtopt.graph.passes.quantize import FORMATS, insert_qdq, is_quantized
 from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
 from trtopt.graph.proto import all_nodes, dtype_name, forget_placeholders, inferred_values, whole_copy
 from trtopt.graph.view import to_ir, to_proto
+from trtopt.trt.capabilities import precisions
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import HEAVY_OPS, REGION
 
@@ -53,6 +55,7 @@ class Lowered:
         preferred: node → precision to compute in where that can be built, for weakly typed builds.
         typed: the graph carries its precisions itself.
         source: the graph that it was made of.
+        weights: how many matrix products have INT4 weights, in words; empty: that wasn't asked for.
     """
 
     proto: onnx.ModelProto
@@ -63,6 +66,7 @@ class Lowered:
     preferred: Mapping[str, Precision] = field(default_factory=dict)
     typed: bool = True
     source: onnx.ModelProto | None = None
+    weights: str = ""
 
 
 def lower(
@@ -74,12 +78,14 @@ def lower(
     unquantized: Mapping[str, str] | None = None,
     embedded: Embedded | None = None,
     measured: Mapping[str, str] | None = None,
+    coded: Mapping[str, Coded] | None = None,
 ) -> Lowered:
     """Write `spec` into the graph (typed generations) or into a graph and layer precisions (8.6, native calibration).
 
     Args:
         unquantized: nodes to leave out of INT8 or FP8, with the reason.
         embedded: preprocessing to put in front of an input.
+        coded: INT4 codes that samples have chosen, by node.
         measured: nodes that samples say must stay in FP32, with the reason; those of `table` come to them.
 
     Raises: UsageError, CalibrationError, ModelError, where an override, the table or the model doesn't fit.
@@ -89,10 +95,8 @@ def lower(
     if table is not None and has_half(folded):
         folded, islands = in_fp32_types(folded)
         unsafe = {**islands, **unsafe}
-    opset = max(
-        quantize.FORMATS[spec.precision].opset if spec.precision in quantize.FORMATS else 1,
-        1 if embedded is None else embed.OPSET,
-    )
+    written = (FORMATS[precision].opset for precision in precisions(spec) & FORMATS.keys())
+    opset = max(1 if embedded is None else embed.OPSET, *written, 1)
     if typed:
         opset = max(opset, typed_opset(spec.base, table is not None or is_quantized(folded)))
     model = to_ir_at(folded, opset)
@@ -103,8 +107,16 @@ def lower(
     overrides, left_out = _overrides(model, spec), {**unsafe, **(unquantized or {})}
     points = Points({}) if table is None else _quantize(model, spec, generation, table, left_out, passes)
     asked = dict.fromkeys(points.quantized, spec.precision) | overrides
+    floating_weights: tuple[Kept, ...] = ()
+    weights = ""
     if typed:
         heavy = _floating_layers(model)
+        if spec.int4:
+            in_fp32_besides = {**_in_fp32(overrides), **unsafe}  # which says so itself below
+            passes.append(int4_weights(model, spec.base, in_fp32_besides, coded or {}))
+            floating_weights = tuple(item for item in passes[-1].kept if item.node not in in_fp32_besides)
+            count, kept_count = len(passes[-1].changes), len(passes[-1].kept)
+            weights = f"{count} of {count + kept_count} matrix products with INT4 weights"
         passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
         in_fp32, layer_precision, preferred = passes[-1].kept, dict[str, Precision](), dict[str, Precision]()
         if not spec.precision.quantized:
@@ -124,8 +136,14 @@ def lower(
     proto = _with_outputs(proto, spec.mark_output)
     if embedded is not None and not typed and spec.base is not Precision.FP32:
         layer_precision |= dict.fromkeys(embed.arithmetic(proto), Precision.FP32)
-    kept_layers = (*(item for item in points.kept if item.node not in unsafe), *in_fp32)
-    return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source)
+    others = (item for item in (*points.kept, *floating_weights) if item.node not in unsafe)
+    kept_layers = *others, *in_fp32
+    return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source, weights)
+
+
+def _in_fp32(overrides: Mapping[str, Precision]) -> dict[str, str]:
+    """Node → why its weights stay floating, of those that the user wants in FP32."""
+    return {node: "`precision_override=` asks for fp32" for node, kind in overrides.items() if kind is Precision.FP32}
 
 
 def _written(model: ir.Model, spec: BuildSpec) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ from trtopt.core import shared_options as shared
 from trtopt.core.options import ENGINE, FILE, about, option
 from trtopt.core.progress import SILENT, Reporter
 
-_REDUCED = "`fp16=True`, `bf16=True`, `int8=True`, `fp8=True` or `best=True`"
+_REDUCED = "`fp16=True`, `bf16=True`, `int8=True`, `fp8=True`, `int4=True` or `best=True`"
 _QUANTIZED = "`int8=True`, `fp8=True` or `best=True`"
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class BuildRequest:
     )
     bf16: bool = option(False, help="BF16 (with --int8: the rest in BF16).", group="Precision")
     fp8: bool = option(False, help="FP8, the rest in FP16.")
+    int4: bool = option(False, help="INT4 weights of matrix products, by samples if given; the rest in FP16.")
     best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
     compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
     certify: bool = option(False, help="Hold the engine against itself and the model, as trtopt certify does.")

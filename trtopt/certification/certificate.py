@@ -70,6 +70,7 @@ _NOISE = {
     Precision.BF16: _Noise(45.0, 20.0, LEAST),
     Precision.INT8: _Noise(40.0, 10.0, LEAST),
     Precision.FP8: _Noise(40.0, 10.0, LEAST),
+    Precision.INT4: _Noise(40.0, 25.0, LEAST),  # of weights alone, beside FP16
 }
 _TF32 = _Noise(60.0, 20.0, 40.0)
 _NO_MANIFEST = _Noise(np.inf, 0.0, 20.0)
@@ -79,7 +80,9 @@ def _noise_of(manifest: Manifest | None) -> _Noise:
     if manifest is None:
         return _NO_MANIFEST
     spec = described_spec(manifest.spec)
-    return _TF32 if spec.precision is Precision.FP32 and spec.tf32 and probe() else _NOISE[spec.precision]
+    if spec.precision is Precision.FP32 and spec.tf32 and probe():
+        return _TF32
+    return _NOISE[Precision.INT4 if spec.int4 else spec.precision]
 
 
 @dataclass(frozen=True)

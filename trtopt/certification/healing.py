@@ -34,6 +34,7 @@ from trtopt.evaluation.timing import time_in_turns
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.expand import expandable
 from trtopt.runtime.session import Session
+from trtopt.trt.capabilities import precisions
 
 ROUNDS = 3  # of cures, each at the place where the nearest engine so far fails
 _LEVELS = (2, 0)
@@ -206,9 +207,7 @@ class _Ward:
 def _as_built(request: BuildRequest, attempt: _Attempt) -> BuildRequest:
     """Return the request of an engine's precision and scales, without what has chosen them."""
     spec, table = described_spec(attempt.manifest.spec), attempt.result.table
-    kinds: dict[str, Any] = {
-        str(item): item in (spec.precision, spec.base) for item in Precision if item is not Precision.FP32
-    }
+    kinds: dict[str, Any] = {str(item): item in precisions(spec) for item in Precision if item is not Precision.FP32}
     kinds["fp16"] &= not spec.precision.quantized  # which has FP16 beside it
     request = replace(without(request, "best", "certify", "min_agreement", "labels", "metric", "min"), **kinds)
     if table is None:

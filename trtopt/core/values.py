@@ -249,6 +249,7 @@ class BuildSpec:
     precision: Precision = _setting(Precision.FP32, layers=True)
     remainder: Precision = _setting(Precision.FP16, layers=True)
     io_fp32: bool = _setting(True, layers=True)
+    int4: bool = _setting(False, layers=True)
     embed_preprocess: bool = False
     overrides: tuple[Override, ...] = ()
     mark_output: tuple[str, ...] = ()
@@ -287,6 +288,9 @@ class BuildSpec:
         choice(self.hardware_compatibility, HARDWARE_LEVELS, "`hardware_compatibility=`")
         if self.remainder.quantized:
             raise UsageError(f"`remainder=` is {self.remainder}; allowed: fp32, fp16, bf16")
+        if self.int4 and (self.refit or self.strip):
+            option = "refit" if self.refit else "strip"
+            raise UsageError(f"`int4=True` and `{option}=True`: INT4 codes can't be put in later; choose one")
         if self.calibrator == "native" and self.precision is not Precision.INT8:
             raise UsageError(
                 f"`calibrator='native'` calibrates INT8; the precision asked for is {self.precision}: add `int8=True`"

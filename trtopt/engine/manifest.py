@@ -66,7 +66,7 @@ def manifest_path(engine: str | os.PathLike[str]) -> Path:
 
 
 def precision_summary(
-    layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: str = ""
+    layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: str = "", weights: str = ""
 ) -> tuple[dict[str, int], str]:
     """Summarize what an engine computes in: how many layers in which precision, and a line that says it.
 
@@ -74,6 +74,7 @@ def precision_summary(
 
     Args:
         unknown: why some or all of the layers aren't known.
+        weights: how many products have INT4 weights, in words.
     """
     heavy = [layer for layer in layers if layer.kind in HEAVY]
     found = Counter(str(layer.precision) for layer in heavy)
@@ -82,7 +83,7 @@ def precision_summary(
     counts["total"] = len(heavy)
     if not layers and unknown:
         return counts, f"the engine's layers can't be read: {unknown}"
-    parts = []
+    parts = [weights] if weights else []
     for kind, plural in HEAVY.items():
         each = Counter(layer.precision.upper() for layer in heavy if layer.kind == kind).most_common()
         total = sum(count for _, count in each)

@@ -13,7 +13,7 @@ from trtopt.core.values import HARDWARE_LEVELS, SETTINGS, BuildSpec, Precision
 
 _TYPES = {"UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn", "INT4": "int4", "FP4": "float4_e2m1fn"}
 
-LEAST = {Precision.FP8: 89, Precision.BF16: 80}
+LEAST = {Precision.FP8: 89, Precision.BF16: 80, Precision.INT4: 80}
 """Compute capability that the arithmetic needs."""
 _MEMBERS = {  # capability → what of the module shows it
     "typed_graph": ("NetworkDefinitionCreationFlag", "STRONGLY_TYPED"),
@@ -33,7 +33,8 @@ class Capabilities:
         typed_graph: precision comes from the ONNX graph's own types; precision_flags: from builder flags over FP32 types.
         native_calibrator: TensorRT's own IInt8EntropyCalibrator2 exists.
         layer_precision: one layer's precision can be set after parsing.
-        precisions: what `BuildSpec.precision` and `remainder` may be; hardware_levels: what `hardware_compatibility` may.
+        precisions: what `BuildSpec.precision` and `remainder` may be, and INT4 where weights may be that; hardware_levels: what
+            `hardware_compatibility` may.
         compute_targets: compute capabilities that a build can name; None: it builds for the GPU that is present.
         builds_without_gpu: parsing and building need no GPU.
         options: those that not every TensorRT has and this one has, such as "refit" (`values.Setting`).
@@ -87,7 +88,7 @@ def read(trt: Any) -> Capabilities:
     # 8.6 has the type FP8 and a flag, but its ONNX parser has none.
     more = [name for name in _TYPES if hasattr(types, name) and (shown["typed_graph"] or name != "FP8")]
     precisions = {Precision.FP32, Precision.FP16, Precision.INT8}
-    precisions |= {precision for precision in (Precision.BF16, Precision.FP8) if precision.name in more}
+    precisions |= {precision for precision in (Precision.BF16, Precision.FP8, Precision.INT4) if precision.name in more}
     targets = None
     if hasattr(trt.IBuilderConfig, "set_compute_capability"):
         matches = (re.fullmatch(r"SM(\d+)", name) for name in dir(trt.ComputeCapability))
@@ -118,8 +119,10 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
     there = ", ".join(str(item) for item in Precision if item in can.precisions)
     for precision in sorted(asked - can.precisions, key=str):
         option = f"`precision_override=['…={precision}']`"
-        if precision in (spec.precision, spec.base):
-            option = f"`{precision}=True`" if precision is spec.precision else f"`remainder='{precision}'`"
+        if precision in (spec.precision, spec.base, Precision.INT4):
+            option = (
+                f"`remainder='{precision}'`" if precision is spec.base is not spec.precision else f"`{precision}=True`"
+            )
         problems.append((option, f"has {there}", "choose one of these, or install a newer TensorRT"))
     if spec.calibrator == "native" and not can.native_calibrator:
         instead = "drop it: trtopt's calibrator gives the scales"
@@ -153,4 +156,5 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
 
 def precisions(spec: BuildSpec) -> set[Precision]:
     """All that a build is asked for."""
-    return {spec.precision, spec.base, *(override.precision for override in spec.overrides)}
+    weights = {Precision.INT4} if spec.int4 else set()
+    return {spec.precision, spec.base, *weights, *(override.precision for override in spec.overrides)}
