@@ -123,7 +123,7 @@ def test_without_scales_the_others_are_built(world: World) -> None:
 
 def test_what_the_target_lacks_is_left_out_and_what_is_wrong_for_all_refused(world: World) -> None:
     found = trtopt.tiers(world.model, world.output, data=world.arrays, target="sm80", only=())
-    assert [row.name for row in found.rows] == ["fp32", "fp16", "bf16", "int8"]
+    assert [row.name for row in found.rows] == ["fp32", "fp16", "bf16", "int8", "int4"]
     has(found.left_out["fp8"], "sm89")
     given = ("tiers", world.model, "--target", "sm89", "-o", world.folder / "other")
     has(world.refused(*given), "real samples", "--images DIR")
@@ -134,8 +134,8 @@ def test_what_the_target_lacks_is_left_out_and_what_is_wrong_for_all_refused(wor
 
 
 def test_on_a_gpu_times_decide(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    ms = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.01, "int8": 1.0}
-    snr = {"fp32": np.inf, "fp16": 40.0, "bf16": 25.0, "int8": 15.0}
+    ms = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.01, "int8": 1.0, "int4": 3.0}
+    snr = {"fp32": np.inf, "fp16": 40.0, "bf16": 25.0, "int8": 15.0, "int4": 20.0}
     verify, info = module.verify, DeviceInfo(0, "Played GPU", 89, 1 << 30)
 
     def bench(engine: Path, **options: Any) -> Any:

@@ -47,6 +47,7 @@ TIERS: Mapping[str, Mapping[str, Any]] = {  # name → options of build; what a 
     "bf16": {"bf16": True},
     "fp8": {"fp8": True},
     "int8": {"int8": True},
+    "int4": {"int4": True},
 }
 _JUDGED_BY = ("images", "data", "preprocess", "limit", "batch")
 _NAMED = ("classes", "output_kind", "plugins", "operators")
