@@ -68,8 +68,8 @@ NO_LIMIT = -1000.0  # dB
 def build(request: BuildRequest) -> BuildResult:
     """Build a TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
 
-    Each option has a line in `BuildRequest` and in `trtopt build --help`. INT8 and FP8 leave the rest in FP16, or in BF16 with
-    `bf16` as well.
+    Each option has a line in `BuildRequest` and in `trtopt build --help`. INT8, FP8 and INT4 leave the rest in FP16, or in BF16
+    with `bf16` as well.
 
     Args:
         model: an ONNX file or model; one that already holds Q/DQ needs no data.
@@ -79,6 +79,7 @@ def build(request: BuildRequest) -> BuildResult:
         best: build INT8 (or FP8, if `fp8`) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
             results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why.
         min_agreement, min_snr, metric with min: with INT8, limits that `tune` keeps; see `verify` for their defaults.
+        int4: INT4 weights of MatMul and Gemm, in blocks of 128 or 64 inputs, by GPTQ on `images` or `data` where given.
         images, data, calib: where scales come from: images, arrays (files or in memory), a table that `calibrate` wrote, or a
             TensorRT calibration cache. With `calib`, the others only judge.
         embed_preprocess: the engine takes uint8 pixels (samples × height × width × 3 in RGB, or × 1 in gray); `shapes` are of
