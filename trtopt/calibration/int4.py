@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.calibration.rounding import Floats, Moments, moments, unsupported
+from trtopt.calibration.rounding import SHRINKAGE, Floats, Moments, moments, unsupported
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Precision
 from trtopt.data import Batches
@@ -117,7 +117,7 @@ def second_moments(gathered: Moments) -> Floats:
     squares, sums, count = gathered
     mean = sums[0] / count
     covariance = squares[0] / count - np.outer(mean, mean)
-    share = len(mean) / (len(mean) + count)
+    share = min(SHRINKAGE, len(mean) / (len(mean) + count))
     shrunk = (1 - share) * covariance + share * np.diag(np.diag(covariance))
     return np.asarray(shrunk + np.outer(mean, mean))
 

@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 # their sums (groups × K), and their number.
 Moments = tuple[Floats, Floats, int]
 _ROWS = 1024  # positions of one sample that are looked at; half as many as a channel has weights, if that is more
-_SHRINKAGE = 0.35  # of covariances, towards none: few samples show inputs going together that others don't
+SHRINKAGE = 0.35  # of covariances, towards none: few samples show inputs going together that others don't
 _DAMPING = 1e-4  # of the mean variance, added to each: what no sample moves counts a little
 _SWEEPS = 6
 _BLOCK = 64  # weights whose errors are brought to the others together
@@ -106,8 +106,8 @@ def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, mome
     if corrects:
         second = second - mean[:, :, None] * mean[:, None, :]
     variance = np.einsum("gkk->gk", second)
-    diagonal = _SHRINKAGE * variance + _DAMPING * variance.mean(1)[:, None]
-    second = (1 - _SHRINKAGE) * second + diagonal[:, :, None] * np.eye(size)
+    diagonal = SHRINKAGE * variance + _DAMPING * variance.mean(1)[:, None]
+    second = (1 - SHRINKAGE) * second + diagonal[:, :, None] * np.eye(size)
     start, steps = rows(codes), rows(scale)[:, :, :1]
     exact = rows(weight)
     best = _descended(start, exact / steps, second)
