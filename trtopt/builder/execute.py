@@ -19,7 +19,7 @@ import onnx
 
 from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
-from trtopt.calibration.int4 import find_codes
+from trtopt.calibration.int4_codes import find_codes
 from trtopt.calibration.safety import Safety, find_unsafe
 from trtopt.core.errors import (
     AccuracyLost,

@@ -66,7 +66,8 @@ def engine_lines(report: Any) -> Iterator[str]:
         if line := arithmetic(manifest.coverage):
             yield f"  {line}"
         targets = ", ".join(manifest.targets) or manifest.generation["gpu"] or "?"
-        yield f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s"
+        weights = " with INT4 weights" if manifest.spec.get("int4") else ""
+        yield f"  for {targets}; asked for {manifest.spec['precision']}{weights}; built in {manifest.seconds:.1f} s"
         for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
             for tensor in tensors:
                 shape = "x".join(map(str, tensor["shape"]))

@@ -11,8 +11,8 @@ from graphs import values, written
 from hypothesis import given, settings, strategies as st
 
 from trtopt import build, verify
-from trtopt.calibration import int4
-from trtopt.calibration.int4 import channel_errors, rounded, second_moments
+from trtopt.calibration import int4_codes
+from trtopt.calibration.int4_codes import channel_errors, rounded, second_moments
 from trtopt.core.values import Precision
 from trtopt.graph.passes.int4 import nearest
 
@@ -58,7 +58,7 @@ def test_inputs_that_go_together_share_the_error_and_none_change_nothing() -> No
 
 def test_a_build_with_samples_is_nearer_to_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through a weight that is read twice, one that is transposed, and one pass for each group of moments."""
-    monkeypatch.setattr(int4, "_BYTES", 1)
+    monkeypatch.setattr(int4_codes, "_BYTES", 1)
     text = """(float[n,64] x) => (float[n,10] y) { [a] h = MatMul(x, w) [r] i = Relu(h) [b] j = MatMul(i, w)
         [q] k = Relu(j) [c] l = Gemm<transB=1>(k, v, t) [s] m = Softplus(l) [d] y = Gemm<alpha=0.5>(m, u) }"""
     weights = {"w": values(64, 64, scale=0.1), "v": values(64, 64, seed=1, scale=0.1), "t": values(64)}
