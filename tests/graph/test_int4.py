@@ -123,3 +123,12 @@ def test_rtx_keeps_four_bits_a_weight(tmp_path: Any, bf16: bool) -> None:
     assert result.precision_summary.startswith("2 of 2 matrix products with INT4 weights; 2 of 2 matrix products ")
     assert not result.kept and result.coverage == {"bf16" if bf16 else "fp16": 1.0}
     assert sizes[True] < 0.4 * sizes[False]
+
+
+def test_a_product_that_is_named_for_a_floating_type_keeps_its_weights(tmp_path: Any) -> None:
+    proto = written("(float[2,128] x) => (float[2,64] y) { [a] h = MatMul(x, w) [b] y = MatMul(h, v) }",
+                    w=values(128, 128, scale=0.1), v=values(128, 64, seed=1, scale=0.1))  # fmt: skip
+    options = {"int4": True, "target": "sm89", "backend": "rtx", "precision_override": ["b=fp16"]}
+    result = build(proto, tmp_path / "m.engine", **options)
+    assert result.precision_summary.startswith("1 of 2 matrix products with INT4 weights")
+    assert [(item.node, item.reason) for item in result.kept] == [("b", "`precision_override=` asks for fp16")]

@@ -112,9 +112,10 @@ def lower(
     if typed:
         heavy = _floating_layers(model)
         if spec.int4:
-            in_fp32_besides = {**_in_fp32(overrides), **unsafe}  # which says so itself below
-            passes.append(int4_weights(model, spec.base, in_fp32_besides, coded or {}))
-            floating_weights = tuple(item for item in passes[-1].kept if item.node not in in_fp32_besides)
+            asked_floating = {node: f"`precision_override=` asks for {kind}" for node, kind in overrides.items()}
+            passes.append(int4_weights(model, spec.base, {**asked_floating, **unsafe}, coded or {}))
+            # `to_typed` says so itself of those in FP32
+            floating_weights = tuple(item for item in passes[-1].kept if overrides.get(item.node) is not Precision.FP32)
             count, kept_count = len(passes[-1].changes), len(passes[-1].kept)
             weights = f"{count} of {count + kept_count} matrix products with INT4 weights"
         passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
@@ -139,11 +140,6 @@ def lower(
     others = (item for item in (*points.kept, *floating_weights) if item.node not in unsafe)
     kept_layers = *others, *in_fp32
     return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source, weights)
-
-
-def _in_fp32(overrides: Mapping[str, Precision]) -> dict[str, str]:
-    """Node → why its weights stay floating, of those that the user wants in FP32."""
-    return {node: "`precision_override=` asks for fp32" for node, kind in overrides.items() if kind is Precision.FP32}
 
 
 def _written(model: ir.Model, spec: BuildSpec) -> onnx.ModelProto:
