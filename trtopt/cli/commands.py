@@ -150,7 +150,7 @@ def tune(result: Any, values: Options) -> Iterator[str]:
     TiersRequest, "trtopt tiers model.onnx --images photos/ --preprocess imagenet --limits 20,30 --target sm89 -o tiers"
 )
 def tiers(result: Any, values: Options) -> Iterator[str]:
-    """Build every format, from one calibration. FP32, FP16, BF16, FP8 and INT8 side by side: speed, size, dB to the model.
+    """Build every format, from one calibration. FP32, FP16, BF16, FP8, INT8 and INT4 side by side: speed, size, dB.
 
     ★: no other beats it in time (without a GPU, size) and dB. Exit status 1 if one of them couldn't be built.
     """
