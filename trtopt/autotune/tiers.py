@@ -82,7 +82,7 @@ class Tier:
 
     @property
     def snr_db(self) -> float:
-        """Of the worst output; NaN: it wasn't judged."""
+        """Return the dB of the worst output; NaN: it wasn't judged."""
         return math.nan if self.accuracy is None else float(self.accuracy["snr_db"])
 
     @property
@@ -232,7 +232,7 @@ def _quantized(own: Mapping[str, Any]) -> bool:
 
 
 def _given(request: TiersRequest, names: Sequence[str]) -> dict[str, Any]:
-    """Of these options those that were given."""
+    """Return those of some options that were given."""
     values = [(item.name, getattr(request, item.name), item.default) for item in fields(request)]
     return {name: value for name, value, default in values if name in names and value is not default}
 
@@ -242,10 +242,9 @@ def _calibrated(request: TiersRequest, folder: Path) -> Path:
     table = folder / f"{Path(request.model).stem}.calib.json"
     given = _given(request, ("method", "operators", "calib", "precision_override"))
     if request.calib is None:
-        more = (
-            bool(request.limits) and select(request.backend).capabilities.native_calibrator
-        )  # which tune has a use for
-        given |= {**_given(request, (*_JUDGED_BY, "allow_unusual_data")), "all_tensors": more}
+        beside_graph = select(request.backend).capabilities.native_calibrator  # which tune tries, too
+        all_tensors = bool(request.limits) and beside_graph
+        given |= {**_given(request, (*_JUDGED_BY, "allow_unusual_data")), "all_tensors": all_tensors}
     calibrate(request.model, table, **given, reporter=request.reporter)
     return table
 
@@ -285,7 +284,7 @@ def _tier(request: TiersRequest, name: str, own: Mapping[str, Any], folder: Path
 
 
 def _command(name: str, model: Any, engine: Path, given: Mapping[str, Any]) -> str:
-    """What to type for a call with these options; what has no text, such as arrays in memory, as its help calls it."""
+    """Say what to type for a call with these options; what has no text, such as arrays in memory, as its help calls it."""
     words = ["trtopt", name, os.fspath(model)]
     for option, value in given.items():
         item, said = options(BuildRequest)[option]

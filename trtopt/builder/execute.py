@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -41,7 +40,6 @@ from trtopt.graph.fixed_inputs import with_file
 from trtopt.graph.io import save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
-from trtopt.graph.passes.int4 import Coded
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.passes.typed import overflowing, typed_already
 from trtopt.graph.traced_batch import find_traced_batch
@@ -92,12 +90,12 @@ def execute(plan: BuildPlan) -> Built:
     if plan.table is not None and plan.table.model["fingerprint"] != folded_model.fingerprint:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     validate_profiles(inputs, spec.profiles, longest=folded_model.max_lengths)  # folding may have shown them
-    safety, coded = _measure(plan, folded), dict[str, Coded]()
+    safety = _measure(plan, folded)
     if spec.int4 and plan.samples is not None:
-        coded = find_codes(folded, plan.samples, spec.base, reporter=reporter)
+        plan = replace(plan, coded=find_codes(folded, plan.samples, spec.base, reporter=reporter))
     unsafe = {} if safety is None else safety.in_fp32
     if plan.beside is None:
-        lowered, engine, report = _construct(plan, folded, unsafe, coded)
+        lowered, engine, report = _construct(plan, folded, unsafe)
     else:
         reporter.note(f"{plan.generation} gets the scales beside the graph, without Q/DQ, as it is faster so")
         spec = replace(spec, calibrator="native")
@@ -145,7 +143,7 @@ def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
 
 
 def _construct(
-    plan: BuildPlan, folded: onnx.ModelProto, unsafe: Mapping[str, str], coded: Mapping[str, Coded] | None = None
+    plan: BuildPlan, folded: onnx.ModelProto, unsafe: Mapping[str, str]
 ) -> tuple[Lowered, BuiltPlan, PrecisionReport]:
     """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build. PrecisionLost where less
     than half of the arithmetic runs as asked for, or what runs isn't known."""
@@ -153,7 +151,7 @@ def _construct(
     sizes = sizes_in(folded, opt_shapes(plan.model.inputs, spec.profiles))
     folded, apart = _in_parts(folded, spec.write_out)
     with scratch() as folder:
-        lowered, engine = _planned(plan, folded, unsafe, apart, folder, coded)
+        lowered, engine = _planned(plan, folded, unsafe, apart, folder)
         asked_nodes, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
         report = judge(engine, lowered, spec, arithmetic, asked_nodes)
         lost = report.lost
@@ -211,12 +209,7 @@ def _other(plan: BuildPlan, share: float, report: PrecisionReport, lowered: Lowe
 
 
 def _planned(
-    plan: BuildPlan,
-    graph: onnx.ModelProto,
-    unsafe: Mapping[str, str],
-    unquantized: Mapping[str, str],
-    folder: Path,
-    coded: Mapping[str, Coded] | None = None,
+    plan: BuildPlan, graph: onnx.ModelProto, unsafe: Mapping[str, str], unquantized: Mapping[str, str], folder: Path
 ) -> tuple[Lowered, BuiltPlan]:
     """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
     spec, generation, path = plan.spec, plan.generation, folder / "model.onnx"
@@ -228,8 +221,16 @@ def _planned(
             raise refusal(plan.name, issues)
         if plan.table is not None and plan.in_graph is None:
             unsafe = {**unsafe, **overflowing(to_ir(graph), plan.table.beyond_fp16)}
-        found: dict[str, Any] = {"unquantized": unquantized, "measured": unsafe, "coded": coded}
-        lowered = lower(graph, spec, generation, plan.in_graph, **found, embedded=plan.embedded)
+        lowered = lower(
+            graph,
+            spec,
+            generation,
+            plan.in_graph,
+            unquantized=unquantized,
+            measured=unsafe,
+            coded=plan.coded,
+            embedded=plan.embedded,
+        )
         save_model(lowered.proto, path)
         engine = generation.build(
             path,
@@ -253,7 +254,7 @@ def _planned(
             raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + advice) from error
     except BackendError as error:
         raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
-    return _planned(plan, parts, unsafe, {**unquantized, **_new(parts, graph)}, folder, coded)
+    return _planned(plan, parts, unsafe, {**unquantized, **_new(parts, graph)}, folder)
 
 
 def _in_parts(graph: onnx.ModelProto, operators: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:

@@ -107,17 +107,16 @@ def lower(
     overrides, left_out = _overrides(model, spec), {**unsafe, **(unquantized or {})}
     points = Points({}) if table is None else _quantize(model, spec, generation, table, left_out, passes)
     asked = dict.fromkeys(points.quantized, spec.precision) | overrides
-    floating_weights: tuple[Kept, ...] = ()
-    weights = ""
+    kept, weights = points.kept, ""
     if typed:
         heavy = _floating_layers(model)
         if spec.int4:
-            asked_floating = {node: f"`precision_override=` asks for {kind}" for node, kind in overrides.items()}
-            passes.append(int4_weights(model, spec.base, {**asked_floating, **unsafe}, coded or {}))
-            # `to_typed` says so itself of those in FP32
-            floating_weights = tuple(item for item in passes[-1].kept if overrides.get(item.node) is not Precision.FP32)
-            count, kept_count = len(passes[-1].changes), len(passes[-1].kept)
-            weights = f"{count} of {count + kept_count} matrix products with INT4 weights"
+            floating = {node: f"`precision_override=` asks for {kind}" for node, kind in overrides.items()}
+            passes.append(found := int4_weights(model, spec.base, {**floating, **unsafe}, coded or {}))
+            # Of those in FP32 `to_typed` says it.
+            kept = (*kept, *(item for item in found.kept if overrides.get(item.node) is not Precision.FP32))
+            total = len(found.changes) + len(found.kept)
+            weights = f"{len(found.changes)} of {total} matrix products with INT4 weights"
         passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
         in_fp32, layer_precision, preferred = passes[-1].kept, dict[str, Precision](), dict[str, Precision]()
         if not spec.precision.quantized:
@@ -137,8 +136,7 @@ def lower(
     proto = _with_outputs(proto, spec.mark_output)
     if embedded is not None and not typed and spec.base is not Precision.FP32:
         layer_precision |= dict.fromkeys(embed.arithmetic(proto), Precision.FP32)
-    others = (item for item in (*points.kept, *floating_weights) if item.node not in unsafe)
-    kept_layers = *others, *in_fp32
+    kept_layers = (*(item for item in kept if item.node not in unsafe), *in_fp32)
     return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source, weights)
 
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, resolve, stated
+from trtopt.graph.passes.int4 import Coded
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.prepare import prepare
 from trtopt.graph.proto import custom_nodes, operators_in
@@ -36,7 +37,7 @@ from trtopt.trt.generation import Generation
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """A build that nothing known beforehand speaks against; `with_scales` adds the last five.
+    """A build that nothing known beforehand speaks against; `with_scales` adds `table` to `embedded`.
 
     Attributes:
         scales: where they come from; quantized: the model holds its own.
@@ -45,6 +46,7 @@ class BuildPlan:
         table: the scales; native, cache: for TensorRT's own calibrator, instead.
         beside: the table as such a cache, where the scales are to stand beside the graph (`Scales.beside_graph`).
         preprocessing: as the manifest describes it; embedded: what of it the engine does itself.
+        coded: node → INT4 codes that the samples have chosen (`execute`).
     """
 
     request: BuildRequest
@@ -62,6 +64,7 @@ class BuildPlan:
     beside: bytes | None = None
     preprocessing: Mapping[str, Any] | None = None
     embedded: Embedded | None = None
+    coded: Mapping[str, Coded] = field(default_factory=dict)
 
     @property
     def in_graph(self) -> Table | None:

@@ -50,7 +50,7 @@ from trtopt.runtime.session import Session
 
 
 class _Noise(NamedTuple):
-    """What an arithmetic may do to a network, in dB.
+    """Noise that an arithmetic may add to a network, in dB.
 
     Attributes:
         most: more is never demanded beside the model.

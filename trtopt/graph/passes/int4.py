@@ -40,7 +40,7 @@ class Coded(NamedTuple):
         return len(self.codes) // len(self.scale)
 
     def floats(self) -> NDArray[np.float32]:
-        """What the codes stand for."""
+        """Return what the codes stand for."""
         return self.codes.astype(np.float32) * np.repeat(self.scale, self.block, axis=0)
 
 
@@ -56,7 +56,7 @@ def matrix(node: ir.Node) -> NDArray[np.float32]:
 
 
 def unsuited(node: ir.Node) -> str:
-    """Why the weights of a matrix product stay floating; empty: they needn't."""
+    """Say why the weights of a matrix product stay floating; empty: they needn't."""
     weight, content = node.inputs[1], constant(node.inputs[1])
     if weight is None or content is None:
         return "its weights stand on the left: INT4 takes those on the right"
