@@ -21,7 +21,7 @@ from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptEr
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import preprocess_words, taking
 from trtopt.core.progress import Reporter, recorded
-from trtopt.core.values import Precision, choice
+from trtopt.core.values import COMPUTED, Precision, choice
 from trtopt.core.version import __version__, package_version
 from trtopt.core.words import first_of
 from trtopt.cuda.device import probe
@@ -219,7 +219,7 @@ def _subject(request: PipelineRequest) -> _Subject:
     recipe = load_recipe(request.recipe)
     asked = request.precision or recipe.precision or "int8"
     place = "`precision=`" if request.precision else f"the recipe {recipe.path}: precision"
-    precision = Precision(choice(asked, map(str, Precision), place))
+    precision = Precision(choice(asked, COMPUTED, place))
     recipe.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from trtopt import UsageError, build
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
-from trtopt.core.values import Precision
+from trtopt.core.values import BuildSpec, Precision
 from trtopt.graph.guard import invalid
 from trtopt.graph.passes.int4 import int4_weights, nearest
 from trtopt.graph.passes.opset import to_ir_at
@@ -132,3 +132,9 @@ def test_a_product_that_is_named_for_a_floating_type_keeps_its_weights(tmp_path:
     result = build(proto, tmp_path / "m.engine", **options)
     assert result.precision_summary.startswith("1 of 2 matrix products with INT4 weights")
     assert [(item.node, item.reason) for item in result.kept] == [("b", "`precision_override=` asks for fp16")]
+
+
+@pytest.mark.parametrize("name", ["precision", "remainder"])
+def test_no_layer_computes_in_int4(name: str) -> None:
+    with pytest.raises(UsageError, match=f"`{name}=` is '?int4"):
+        BuildSpec(**{name: Precision.INT4})

@@ -35,6 +35,7 @@ class Precision(str, enum.Enum):
         return self.value
 
 
+COMPUTED = tuple(str(item) for item in Precision if item is not Precision.INT4)  # what a layer computes in
 METHODS = ("auto", "entropy", "mse", "minmax", "percentile")
 BACKENDS = ("auto", "tensorrt", "rtx")
 CALIBRATORS = ("trtopt", "native")
@@ -174,11 +175,10 @@ class Override:
     @classmethod
     def parse(cls, text: str) -> Override:
         pattern, equals, precision = text.rpartition("=")
-        allowed = [str(item) for item in Precision if item is not Precision.INT4]
-        if not equals or not pattern or precision not in allowed:
+        if not equals or not pattern or precision not in COMPUTED:
             raise UsageError(
                 f"`precision_override=` {text!r} can't be read; write PATTERN=fp32, "
-                f"PATTERN a node name or operator, precision one of {', '.join(allowed)}"
+                f"PATTERN a node name or operator, precision one of {', '.join(COMPUTED)}"
             )
         return cls(pattern, Precision(precision))
 
@@ -286,7 +286,8 @@ class BuildSpec:
         chosen_builder(self.backend)
         choice(self.calibrator, CALIBRATORS, "`calibrator=`")
         choice(self.hardware_compatibility, HARDWARE_LEVELS, "`hardware_compatibility=`")
-        if self.remainder.quantized:
+        choice(str(self.precision), COMPUTED, "`precision=`")
+        if self.remainder.quantized or self.remainder is Precision.INT4:
             raise UsageError(f"`remainder=` is {self.remainder}; allowed: fp32, fp16, bf16")
         if self.int4 and (self.refit or self.strip):
             option = "refit" if self.refit else "strip"

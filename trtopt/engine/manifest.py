@@ -37,6 +37,7 @@ from trtopt.core.documents import (
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError
 from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.values import (
+    COMPUTED,
     BuildSpec,
     Kept,
     Kind,
@@ -131,8 +132,8 @@ def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) 
 
 
 # The kinds of values that stand in a manifest, each with what it may be.
-_Precision = Annotated[str, one_of([str(item) for item in Precision])]
-_Counted = Annotated[str, one_of([*map(str, Precision), "total"])]
+_Precision = Annotated[str, one_of(COMPUTED)]
+_Counted = Annotated[str, one_of([*COMPUTED, "total"])]
 _Version = Annotated[str, spelled("a version such as 10.16.1", r"\d+(\.\w+)*([.+-]\w+)*")]
 _Capability = Annotated[int, Meta(ge=10, le=999)]
 _Shapes = Mapping[Name, str]  # input → MIN,OPT,MAX

@@ -55,7 +55,7 @@ from trtopt.core.documents import (
     spelled,
 )
 from trtopt.core.errors import MissingDependency, UsageError
-from trtopt.core.values import Precision, ShapeRange, TensorInfo
+from trtopt.core.values import COMPUTED, ShapeRange, TensorInfo
 
 PACKAGE = "package:"
 UNKNOWN = "?"  # what `init` writes for a value that the user has to fill in
@@ -95,7 +95,7 @@ class Recipe:
     images: Path | None = None
     data: Path | None = None
     calibration: Name | None = None
-    precision: Annotated[str, one_of([str(item) for item in Precision])] | None = None
+    precision: Annotated[str, one_of(COMPUTED)] | None = None
     min_snr: float | None = None
     min_agreement: Share | None = None
     labelled: Name | None = None
