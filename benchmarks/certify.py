@@ -38,7 +38,7 @@ def certified(folder: Path, name: str, precision: str, level: int | None) -> dic
     options |= {"optimization_level": level} if probe() else {"backend": "rtx", "target": "sm89"}
     if precision == "int8":
         options["data"] = folder / f"{name}.npz"
-    row: dict[str, Any] = {"network": name, "precision": precision}
+    row: dict[str, Any] = {"network": name, "precision": precision, "level": level}
     try:
         built = trtopt.build(model, engine, **OPTIONS[precision], **options)
         row |= {"build_s": round(built.seconds, 1), "runs": built.precision_summary}
@@ -67,13 +67,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
 
     lines = [
-        "| network | precision | right | dB to the model | dB to itself | trials | certify s | build s |",
-        "|" + "---|" * 8,
+        "| network | precision | level | right | dB to the model | dB to itself | trials | certify s | build s |",
+        "|" + "---|" * 9,
     ]
     for row in rows:
         right = {True: "yes", False: "**NO**", None: "not built"}[row["ok"]]
         cells = (row.get(key) for key in ("model", "itself", "trials", "s", "build_s"))
-        lines.append(f"| {row['network']} | {row['precision']} | {right} | {' | '.join(map(shown, cells))} |")
+        own = f"{row['network']} | {row['precision']} | {shown(row.get('level'))}"
+        lines.append(f"| {own} | {right} | {' | '.join(map(shown, cells))} |")
     lines += ["", *(f"{row['network']} {row['precision']}: {row['said']}" for row in rows if row["said"])]
     return "\n".join(lines)
 

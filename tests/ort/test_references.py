@@ -110,6 +110,25 @@ def test_shapes_and_types_go_through_custom_operators(operators_file: Path, mode
     assert types["b"] == types["e"] == "float16" and types["y"] == "float32"
 
 
+def test_a_function_of_the_model_is_written_out_unless_the_user_names_its_operator(
+    operators_file: Path, tmp_path: Path
+) -> None:
+    """Its nodes stay for a plugin then, whose reference takes the place of the body."""
+    net, x = custom_net(), values(2, 3, 16, 16)
+    body = """<domain: "acme", opset_import: ["" : 17]> Swishy <scale: float = 1.0> (x, beta) => (y) {
+        s = Constant <value_float: float = @scale> () a = Mul (x, beta) b = Sigmoid (a) c = Mul (x, b) y = Mul (c, s) }"""
+    net.functions.append(onnx.parser.parse_function(body))
+    onnx.save(net, tmp_path / "net.onnx")
+    ops = [node.op_type for node in prepare(load_model(tmp_path / "net.onnx")).proto.graph.node]
+    assert "Swishy" not in ops and ops.count("Sigmoid") == 3
+    wanted = OnnxRunner(net, optimize=False)({"x": x})
+    load_reference(operators_file)
+    folded = prepare(load_model(tmp_path / "net.onnx")).proto
+    assert [node.op_type for node in folded.graph.node].count("Swishy") == 3 and not folded.functions
+    found = OnnxRunner(folded, optimize=False)({"x": x})
+    assert all(np.allclose(found[name], array, atol=1e-5) for name, array in wanted.items())
+
+
 def test_an_operator_of_fp32_alone_has_casts_around_it(model: Path) -> None:
     operator("acme::Swishy", shapes=lambda x, beta, **_: [x])(lambda x, beta, scale=1.0: x)
     result = to_typed(to_ir(prepare(load_model(model)).proto), Precision.FP16)

@@ -144,8 +144,10 @@ def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
 
 
 def custom_nodes(proto: ModelProto) -> list[NodeProto]:
-    """Return the main graph's nodes whose operator is neither ONNX's nor a function of the model's own."""
-    own = {(function.domain, function.name) for function in proto.functions}
+    """Return the main graph's nodes whose operator is neither ONNX's nor a function of the model's own, unless there is a
+    reference for it: a plugin of it is to compute what the function does."""
+    keys = ((function.domain, function.name) for function in proto.functions)
+    own = {key for key in keys if known(*key) is None}
     return [node for node in proto.graph.node if node.domain not in STANDARD and (node.domain, node.op_type) not in own]
 
 
