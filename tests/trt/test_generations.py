@@ -258,6 +258,8 @@ def test_86_precision_is_flags_over_an_fp32_graph(stand_in: Install, int8_net: P
     ]
     build(generation, float_net, replace(spec, precision=Precision.FP16))
     assert sim.configs[-1]._flags == {"TF32", "FP16"}
+    build(generation, int8_net, replace(spec, precision=Precision.FP16), quantized=True)  # by the Q/DQ of its own
+    assert sim.configs[-1]._flags == {"TF32", "FP16", "INT8"}
     build(generation, float_net, replace(spec, precision=Precision.FP16, io_fp32=False))
     ends = (*sim.networks[-1]._tensors, *sim.networks[-1]._results)
     assert {tensor.dtype.name for tensor in ends} == {"HALF"}

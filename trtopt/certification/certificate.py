@@ -333,10 +333,8 @@ def _tried(
     with request.reporter.phase("one sample at a time"):
         found = [candidate.alone(candidate.run, sample) for sample in given.arrays]
         alike = [at for at, sample in enumerate(given.arrays) if _shapes(sample) == _shapes(given.arrays[0])]
-        same = given.of(alike)
-        odd = undecided(candidate, same)
-    if odd:
-        left_out.append(f"{first_of(odd)}: a second call chose others among equal scores")
+    if odd := undecided(candidate, found):
+        left_out.append(f"{first_of(odd)}: some scores are equal, and which of them comes first is open")
         candidate = replace(candidate, outputs=[info for info in candidate.outputs if info.name not in odd])
     for info in candidate.outputs:
         near, limit = closeness(candidate, info.name, given.wanted, found), least[info.name]
@@ -354,7 +352,7 @@ def _tried(
     sizes = ", ".join(map(str, candidate.sizes))
     with request.reporter.phase(f"batches of {sizes}"):
         masked = hidden_by_masks(reference, candidate, given.of(alike[:8]))
-        yield from relations(candidate, same, [found[at] for at in alike], masked)
+        yield from relations(candidate, given.of(alike), [found[at] for at in alike], masked)
 
 
 def _shapes(sample: Arrays) -> dict[str, tuple[int, ...]]:

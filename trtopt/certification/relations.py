@@ -209,15 +209,18 @@ def _limits(candidate: Candidate, wanted: Sequence[Row], alone: Sequence[Row]) -
     return {name: max(LEAST, min(LAST_BITS, min(decibels, candidate.most) - SHARE)) for name, decibels in noise.items()}
 
 
-def undecided(candidate: Candidate, samples: Samples) -> list[str]:
-    """Return the outputs in the order of scores that aren't the same in a second call: equal scores, whose order is open."""
-    names = [info.name for info in candidate.outputs if info.name in candidate.unordered]
-    found = set[str]()
-    for size in candidate.sizes if names else ():
-        batch = joined(samples.of(range(size)).arrays)
-        first, second = (candidate.rows(candidate.run(batch), size) for _ in range(2))
-        found |= {name for name in names if closeness(candidate, name, first, second).min() < LAST_BITS}
-    return sorted(found)
+def undecided(candidate: Candidate, alone: Sequence[Row]) -> list[str]:
+    """Return the outputs in the order of scores where some of these are equal, so that their order is open; not the scores."""
+    ordered = [info.name for info in candidate.outputs if info.name in candidate.unordered]
+    scores = [name for name in ordered if all(_steps(row[name]).max(initial=-1) <= 0 for row in alone)]
+    tied = any((_steps(row[name]) == 0)[np.asarray(row[name])[..., 1:] != 0].any() for name in scores for row in alone)
+    return [name for name in ordered if name not in scores] if tied else []
+
+
+def _steps(array: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Return what is added from entry to entry of a floating array's last axis; 1 of others: they are no scores."""
+    floats = np.atleast_1d(np.asarray(array))
+    return np.diff(floats.astype(np.float64)) if _floating(floats) else np.ones(1)
 
 
 def relations(

@@ -48,7 +48,8 @@ class Options:
 
 def set_precisions(trt: Any, network: Any, config: Any, spec: BuildSpec, options: Options, warnings: list[str]) -> None:
     """Allow the precisions that `spec` names, and pin inputs, outputs and single layers to theirs."""
-    for precision in {spec.precision, spec.base} - {Precision.FP32}:
+    by_graph = {Precision.INT8} if options.quantized and not spec.precision.quantized else set()
+    for precision in {spec.precision, spec.base, *by_graph} - {Precision.FP32}:
         config.set_flag(getattr(trt.BuilderFlag, precision.name))
     if not spec.io_fp32 and spec.base is not Precision.FP32:
         tensors = [network.get_input(index) for index in range(network.num_inputs)]
