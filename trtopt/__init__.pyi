@@ -23,7 +23,6 @@ from trtopt.calibration.table import Table as Table
 from trtopt.calibration.thresholds import TableEntry as TableEntry
 from trtopt.certification.certificate import Certificate as Certificate, certify as certify
 from trtopt.certification.relations import Relation as Relation
-from trtopt.certification.upgrading import Change as Change, Upgrade as Upgrade, upgrade as upgrade
 from trtopt.core.errors import (
     AccuracyLost as AccuracyLost,
     BackendError as BackendError,
@@ -67,6 +66,7 @@ from trtopt.diagnosis.doctor import DoctorReport as DoctorReport, HostFinding as
 from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
 from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
 from trtopt.diagnosis.report import Report as Report, report as report
+from trtopt.diagnosis.upgrading import Change as Change, Upgrade as Upgrade, upgrade as upgrade
 from trtopt.engine.inspection import VersionReport as VersionReport, inspect as inspect, version as version
 from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
 from trtopt.engine.reports import (

@@ -309,6 +309,7 @@ def _page(result: Tiers) -> str:
         what = f"{row.name}{'★' * row.best} {cost:.4g}, {decibels(row.snr_db)}"
         dots.append((what, cost, min(row.snr_db, top), row.name.partition("-")[0]))
     columns, cells = result.table()
-    contents = {"engine": Path(result.model).name, "chart": charts.scatter(dots), "columns": columns, "cells": cells}
-    contents |= {"across": "MiB of the plan" if result.not_timed else f"GPU {columns[-8]}", "commands": result.lines()}
-    return reports.rendered("tiers.html", contents)
+    contents: dict[str, Any] = {"engine": Path(result.model).name, "name": "Tiers", "columns": columns, "cells": cells}
+    contents |= {"chart": charts.scatter(dots), "commands": result.lines()}
+    across = "MiB of the plan" if result.not_timed else f"GPU {columns[-8]}"
+    return reports.rendered("tiers.html", {**contents, "across": across})

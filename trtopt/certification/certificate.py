@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +30,9 @@ from trtopt.certification.relations import (
     undecided,
 )
 from trtopt.certification.request import CertifyRequest
-from trtopt.certification.upgrading import save
 from trtopt.core.documents import plain
-from trtopt.core.errors import DataError, UsageError
+from trtopt.core.errors import DataError, TrtoptError, UsageError
+from trtopt.core.files import write_json
 from trtopt.core.options import taking
 from trtopt.core.values import Precision
 from trtopt.core.words import counted, first_of
@@ -47,6 +47,9 @@ from trtopt.graph.io import Model, load_model
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
+from trtopt.trt import select
+
+FORMAT = "trtopt.certified/1"  # of what `save=` writes
 
 
 class _Noise(NamedTuple):
@@ -227,7 +230,20 @@ def _keep(
             with request.reporter.phase("timing"):
                 times = _times(engine, samples)
     if request.save is not None:
-        save(Path(request.save), manifest, certificate, times)
+        content = {"manifest": asdict(manifest), "certificate": certificate.describe(), "times": plain(tuple(times))}
+        write_json(request.save, {"format": FORMAT, **content, "capabilities": _capabilities(manifest)})
+
+
+def _capabilities(manifest: Manifest) -> dict[str, Any] | None:
+    """Return what the TensorRT that made an engine can; None where it isn't this process's."""
+    try:
+        generation = select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
+    except TrtoptError:  # another one's plan, tried by its graph
+        return None
+    listed = asdict(generation.capabilities) if str(generation) == str(manifest.origin) else None
+    return listed and {
+        name: sorted(value, key=str) if isinstance(value, frozenset) else value for name, value in listed.items()
+    }
 
 
 def _times(engine: Path, samples: Sequence[Arrays]) -> tuple[Times, ...]:

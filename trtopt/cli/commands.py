@@ -13,7 +13,7 @@ import trtopt
 from trtopt.autotune.request import SensitivityRequest, TiersRequest, TuneRequest
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.certification.request import CertifyRequest, UpgradeRequest
+from trtopt.certification.request import CertifyRequest
 from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size
 from trtopt.cli.tables import print_table
@@ -23,7 +23,7 @@ from trtopt.core.progress import Reporter
 from trtopt.core.values import x
 from trtopt.core.version import to_install
 from trtopt.core.words import counted, first_of
-from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
+from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest, UpgradeRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, StoreRequest, VersionRequest
 from trtopt.evaluation.request import BenchRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest, InitRequest

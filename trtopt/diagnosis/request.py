@@ -1,10 +1,11 @@
-"""Requests of doctor, profile and report."""
+"""Requests of doctor, profile, report and upgrade."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trtopt.core import shared_options as shared
@@ -52,4 +53,21 @@ class ReportRequest:
     output: str | os.PathLike[str] = field(metadata=about(help="The page to write.", short="-o", writes=FILE))
     _: KW_ONLY
     results: Sequence[Any] = ()
+    reporter: Reporter = SILENT
+
+
+@dataclass(frozen=True)
+class UpgradeRequest:
+    """The arguments of `trtopt.upgrade`, which describes them."""
+
+    results: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(
+        metadata=about(help="What certify --save wrote: the old one's first.", metavar="F.results…", typed=list[Path])
+    )
+    _: KW_ONLY
+    fail_on: Sequence[str] = option(
+        (), help="Exit status 1 for these: wrong, slower=5%, larger=5%, precision.", metavar="WHAT[,WHAT]", typed=str
+    )
+    output: str | os.PathLike[str] | None = shared.written(
+        help="Write it as an HTML page.", metavar="F.html", short="-o"
+    )
     reporter: Reporter = SILENT

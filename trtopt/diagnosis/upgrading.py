@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import functools
-import html
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from trtopt.certification.relations import MODEL
-from trtopt.certification.request import UpgradeRequest
 from trtopt.core.documents import Damaged, Plain, converted, plain, read_json
-from trtopt.core.errors import TrtoptError, UsageError
-from trtopt.core.files import existing_file, write_bytes, write_json
+from trtopt.core.errors import UsageError
+from trtopt.core.files import existing_file, write_bytes
 from trtopt.core.options import taking
+from trtopt.diagnosis.report import rendered
+from trtopt.diagnosis.request import UpgradeRequest
 from trtopt.engine.manifest import REASONS, Manifest, described_spec, manifest_of
 from trtopt.evaluation.limits import share_of
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.timing import Times
-from trtopt.trt import select
 from trtopt.trt.capabilities import Capabilities, refusals
-
-if TYPE_CHECKING:
-    from trtopt.certification.certificate import Certificate
 
 WRONG, SLOWER, LARGER, PRECISION = "wrong", "slower", "larger", "precision"
 _SHARE = 0.01  # of the arithmetic: less is no change
@@ -63,8 +59,8 @@ class Certified:
     manifest: Mapping[str, Any]
     certificate: _Verdict
     times: list[Times]
+    format: Literal["trtopt.certified/1"]  # `FORMAT` of certification/certificate.py
     capabilities: Capabilities | None = None
-    format: Literal["trtopt.certified/1"] = "trtopt.certified/1"
 
     @functools.cached_property
     def known(self) -> Manifest:
@@ -128,24 +124,6 @@ class Upgrade:
         return [f"{marks[item.gate]}{item.engine}: {item.text}" for item in self.changes]
 
 
-def save(path: Path, manifest: Manifest, certificate: Certificate, times: Sequence[Times]) -> None:
-    """Keep what `certify` has found, for `upgrade`. OutputError where it can't be written."""
-    try:
-        generation = select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
-        capabilities = _listed(generation.capabilities) if str(generation) == str(manifest.origin) else None
-    except TrtoptError:  # another one's plan, tried by its graph
-        capabilities = None
-    content = {"manifest": asdict(manifest), "certificate": certificate.describe(), "times": plain(tuple(times))}
-    write_json(path, {"format": Certified.format, **content, "capabilities": capabilities})
-
-
-def _listed(capabilities: Capabilities) -> dict[str, Any]:
-    return {
-        name: sorted(value, key=str) if isinstance(value, frozenset) else value
-        for name, value in asdict(capabilities).items()
-    }
-
-
 @taking(UpgradeRequest)
 def upgrade(request: UpgradeRequest) -> Upgrade:
     """Compare engines of one model that several TensorRTs have made: what a move from one to another changes.
@@ -157,9 +135,10 @@ def upgrade(request: UpgradeRequest) -> Upgrade:
         results: what `certify(save=)` wrote: the old one's first.
         fail_on: what makes `ok` False, of any later one: "wrong", "slower=5%" (GPU time of any profile), "larger=5%" (plan or
             scratch memory), "precision" (less of the arithmetic in the precision asked for).
-        output: an HTML page with the table.
+        output: an HTML page with the table; it takes jinja2.
 
     Raises:
+        MissingDependency: jinja2 isn't installed.
         UsageError: fewer than two files, one that isn't certify's, engines of different models, an unknown gate.
     """
     listed = [request.results] if isinstance(request.results, (str, os.PathLike)) else request.results
@@ -181,7 +160,9 @@ def upgrade(request: UpgradeRequest) -> Upgrade:
     rows = tuple((path.name, *item.cells()) for path, item in zip(given, engines))
     result = Upgrade(_COLUMNS, rows, tuple(changes))
     if request.output is not None:
-        write_bytes(request.output, _page(result).encode())
+        table = {"engine": f"{len(rows)} engines of one model", "columns": result.columns, "cells": rows}
+        page = rendered("tiers.html", {**table, "name": "Engines", "chart": None, "commands": result.lines()})
+        write_bytes(request.output, page.encode())
     return result
 
 
@@ -232,19 +213,3 @@ def _changes(first: str, old: Certified, new: Certified) -> Iterator[tuple[str, 
         spec = described_spec(was.spec)
         for text in refusals(spec, new.capabilities, str(now.origin), None):
             yield "option", f"{first} was asked for what isn't there: {text}", None
-
-
-def _page(result: Upgrade) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    rows = "\n".join([row(result.columns, "th"), *(row(cells, "td") for cells in result.rows)])
-    changes = (
-        "\n".join(f"<li>{html.escape(line)}</li>" for line in result.lines()) or "<li>nothing that was looked at</li>"
-    )
-    style = "body{font:16px system-ui;margin:2em}td,th{padding:.4em .8em;text-align:left;border-bottom:1px solid #8888}"
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Upgrade</title><style>{style}</style></head>\n'
-        f"<body><h1>One model, {len(result.rows)} engines</h1>\n<table>\n{rows}\n</table>\n<h2>What changes</h2>\n<ul>\n"
-        f"{changes}\n</ul></body></html>\n"
-    )
