@@ -166,12 +166,18 @@ def generate(prefill: Part, step: Part, prompt: Any, count: int) -> list[Any]:
 
 
 def make(folder: Path, prompts: int = PROMPTS, drawn: int = DRAWN) -> None:
-    """Write prefill.onnx, step.onnx, weights.pt and prompts.npz."""
+    """Write prefill and step, each .onnx and samples to calibrate on, .npz; weights.pt; and prompts.npz."""
     module = decoder()
     past = [f"past_{name}:batchx{GROUPS}xpastx{SIDE}" for name in CACHES]
     trtopt.export(module, folder / "prefill.onnx", inputs=["tokens:batchxlength:int64"])
     trtopt.export(module, folder / "step.onnx", inputs=["tokens:batchx1:int64", *past])
     torch.save(module.state_dict(), folder / "weights.pt")
+    with torch.no_grad():
+        prompt = torch.randint(VOCABULARY, (64, 24), generator=torch.Generator().manual_seed(0))
+        found = {name: value.numpy() for name, value in module(prompt).items()}
+    np.savez_compressed(folder / "prefill.npz", tokens=prompt.numpy())
+    states = {f"past_{name}": found[name] for name in CACHES}
+    np.savez_compressed(folder / "step.npz", tokens=found["logits"].argmax(-1)[:, None], **states)
     half, rows, changes = copy.deepcopy(module).half(), list[tuple[Any, ...]](), list[Any]()
     with torch.no_grad():
         for length in range(1, min(prompts, LONGEST) + 1):
@@ -187,7 +193,9 @@ def make(folder: Path, prompts: int = PROMPTS, drawn: int = DRAWN) -> None:
             assert torch.equal(places[..., 0], tokens)  # the caches' tokens are those of the whole
             for row in margins.amin(1).argsort(descending=True)[:count].tolist():
                 padded = nn.functional.pad(prompt[row], (0, LONGEST - length))
-                rows.append((padded, length, tokens[row], margins[row], torch.equal(rough[row].argmax(-1), tokens[row])))
+                rows.append(
+                    (padded, length, tokens[row], margins[row], torch.equal(rough[row].argmax(-1), tokens[row]))
+                )
     kept = dict(zip(("tokens", "lengths", "answers", "margins", "same"), map(np.array, zip(*rows))))
     np.savez_compressed(folder / "prompts.npz", **kept)
     change = torch.cat(changes)
@@ -211,7 +219,9 @@ def run(folder: Path, target: str | None = None) -> list[tuple[str, ...]]:
         parts = dict[str, trtopt.Session]()
         for name, shapes in SHAPES.items():
             engine, graph = folder / f"{name}.engine", folder / f"{name}.fp16.onnx"
-            built = trtopt.build(folder / f"{name}.onnx", engine, fp16=True, shapes=shapes, fp32_io=False, target=target, save_onnx=graph)
+            built = trtopt.build(
+                folder / f"{name}.onnx", engine, fp16=True, shapes=shapes, fp32_io=False, target=target, save_onnx=graph
+            )
             print(f"{name}: {built.precision}")
             parts[name] = stack.enter_context(trtopt.Session(engine, backend="onnxruntime" if target else "auto"))
         host = parts["prefill"].run, parts["step"].run
@@ -225,7 +235,9 @@ def run(folder: Path, target: str | None = None) -> list[tuple[str, ...]]:
             here = tuple((lambda given, run=part.run: run(given, stream=stream)) for part in parts.values())
             ways = {"engines, arrays on the GPU": here, "PyTorch FP16": in_pytorch(module.cuda().half())}
             with torch.no_grad():
-                rows += [compared(f"{w}, batch {b}", ways[w], kept, b, torch.device("cuda")) for b in (1, 4) for w in ways]
+                rows += [
+                    compared(f"{w}, batch {b}", ways[w], kept, b, torch.device("cuda")) for b in (1, 4) for w in ways
+                ]
     return rows
 
 
@@ -288,12 +300,16 @@ def make_whisper(folder: Path, samples: int = 8, past: int = 24) -> None:
 
     torch.manual_seed(0)
     model = WhisperForConditionalGeneration(
-        WhisperConfig(vocab_size=4096, init_std=0.05, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
+        WhisperConfig(
+            vocab_size=4096, init_std=0.05, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1
+        )
     ).eval()
     encoder, step = Encoder(model), Step(model)
     mel, tokens = torch.randn(samples, 80, 3000), torch.randint(3, 4096, (samples, past + 1))
     with torch.no_grad():
-        caches = model.model.decoder(tokens[:, :past], encoder_hidden_states=encoder(mel), use_cache=True).past_key_values
+        caches = model.model.decoder(
+            tokens[:, :past], encoder_hidden_states=encoder(mel), use_cache=True
+        ).past_key_values
     parts = caches.self_attention_cache, caches.cross_attention_cache
     # Rounded, so that the file compresses to what can be sent around.
     held = [(item * 16).round() / 16 for part in parts for layer in part.layers for item in (layer.keys, layer.values)]

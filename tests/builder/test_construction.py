@@ -29,7 +29,7 @@ from trtopt.core.errors import (
     UnsupportedOperator,
     UsageError,
 )
-from trtopt.core.values import Precision
+from trtopt.core.values import Precision, ShapeRange
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import load_manifest, manifest_path, read_manifest
 from trtopt.graph.io import load_model
@@ -522,6 +522,16 @@ def test_the_shapes_that_check_proposes_build(tmp_path: Path, head: str, body: s
     option = check(path).shapes.option
     shapes = option.removeprefix("`shapes='").removesuffix("'`")
     assert shapes != option and build(path, tmp_path / "m.engine", target=TARGET, shapes=shapes).engine.is_file()
+
+
+def test_sizes_by_their_names_are_the_shapes_of_all_inputs(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    head, body = TEXT.format("past + seq").replace("] past,", "] cache,"), ATTENTION.replace("(past,", "(cache,")
+    onnx.save(parsed(f"{head} {{{body}}}", **W16), path)
+    sizes = ["batch:1,2,4", "past:1,8,16;seq:4"]
+    assert check(path, shapes=sizes).ok
+    [profile] = load_manifest(build(path, tmp_path / "m.engine", target=TARGET, shapes=sizes).engine).ranges
+    assert profile["mask"] == ShapeRange((1, 5), (2, 12), (4, 20)) and profile["cache"].max == (4, 16, 16)
 
 
 def test_shapes_that_contradict_each_other_are_told(tmp_path: Path) -> None:

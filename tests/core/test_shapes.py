@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from trtopt.core.errors import UsageError
 from trtopt.core.options import spoken
 from trtopt.core.shapes import (
+    by_input,
     outside,
     parse_profile,
     parse_profiles,
@@ -223,3 +224,46 @@ def test_samples_that_no_profile_takes_are_named(sizes: dict[str, tuple[int, ...
     assert outside(profiles, [now, STEPS, FREE, fixed], samples) == said
     wide = parse_profiles("n:1x1x1,1x1x1,9x9x16;s:1x1x3,1x1x3,9x9x3;f:1x2,1x2,9x2")
     assert outside((*profiles, *wide), [now, STEPS, FREE], samples) == outside((), [now], samples) == ""
+
+
+# Ranges by the names of sizes ---------------------------------------------------------------------------------------------
+
+TOKENS = TensorInfo("tokens", "int64", ("batch", 1))
+STEP_MASK = TensorInfo("mask", "int64", ("batch", "past + 1"))
+STEP = [TOKENS, STEP_MASK, *(TensorInfo(f"past_{n}", "float32", ("batch", 2, "past", 32)) for n in range(4))]
+
+
+def test_a_range_of_a_size_is_that_of_every_input_that_has_it() -> None:
+    [profile] = by_input(parse_profiles(["batch:1,2,4", "past:1,64,96"]), STEP)
+    assert profile["tokens"] == ShapeRange((1, 1), (2, 1), (4, 1))
+    assert profile["mask"] == ShapeRange((1, 2), (2, 65), (4, 97))
+    assert profile["past_3"] == ShapeRange((1, 2, 1, 32), (2, 2, 64, 32), (4, 2, 96, 32))
+    validate_profiles(STEP, [profile])
+    first, second = by_input(parse_profiles(["batch:1;past:1,64,96", "batch:8;past:1,64,96"]), STEP)
+    assert first["tokens"].static and second["tokens"] == ShapeRange((8, 1), (8, 1), (8, 1))
+
+
+def test_an_input_that_is_called_as_a_size_is_meant_and_one_with_a_shape_keeps_it() -> None:
+    given = parse_profiles("past:1x8x16;mask:1x9")
+    assert by_input(given, [PAST, TensorInfo("mask", "float32", ("batch", "past + 1"))]) == given
+    [profile] = by_input(parse_profiles("batch:1,2,4;past:1,64,96;past_0:4x2x8x32"), STEP)
+    assert profile["past_0"] == ShapeRange(*[(4, 2, 8, 32)] * 3) and profile["past_1"].max == (4, 2, 96, 32)
+
+
+def test_a_size_that_lacks_is_asked_for() -> None:
+    with pytest.raises(
+        UsageError, match=r"gives past, and not all sizes of the input mask .*: add 'batch:MIN,OPT,MAX'"
+    ):
+        by_input(parse_profiles("past:1,64,96"), STEP)
+    unnamed = TensorInfo("x", "float32", ("batch", "?"))
+    with pytest.raises(UsageError, match=r"the input x \(batch, \?\): add the whole shape, x:MIN,OPT,MAX"):
+        by_input(parse_profiles("batch:1,2,4"), [unnamed])
+
+
+def test_few_sizes_of_many_inputs_are_suggested_by_name_and_caches_are_no_images() -> None:
+    said = suggested_shapes(STEP)
+    assert said.option == "`shapes='batch:1,1,8;past:8,128,512'`"
+    validate_profiles(STEP, by_input(parse_profiles(said.option[len("`shapes='") : -2]), STEP))
+    called = [TensorInfo(f"x{n}", "float32", ("batch", 2, "x0", 32)) for n in range(9)]  # "x0" is an input, too
+    assert suggested_shapes(called).option.startswith("`shapes='x0:1x2x320x32,")
+    assert suggested_shapes(STEP[:4]).option.startswith("`shapes='tokens:1x1,")  # few inputs: each is said

@@ -10,7 +10,7 @@ from trtopt.builder.samples import sizes_of_samples
 from trtopt.core.errors import UsageError
 from trtopt.core.files import check_ending
 from trtopt.core.options import named
-from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, parse_profiles, shapes_option
+from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, by_input, parse_profiles, shapes_option
 from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse_size, parse_targets
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
@@ -71,6 +71,7 @@ def with_profiles(spec: BuildSpec, model: Model, preprocess: Preprocess | None, 
     """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
     the size of the images, which their preparation says. What the error proposes has the sizes of the samples."""
     inputs, ends = model.inputs, max_input_lengths(model.proto)
+    spec = replace(spec, profiles=by_input(spec.profiles, inputs))
     if spec.profiles or not any(item.open_axes for item in inputs):
         try:
             validate_profiles(inputs, spec.profiles, longest=ends)

@@ -9,7 +9,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.scales import check_preparation
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
-from trtopt.core.shapes import SeenSizes, parse_profiles, seen_sizes
+from trtopt.core.shapes import SeenSizes, by_input, parse_profiles, seen_sizes
 from trtopt.data import SAMPLES, Batches, open_data, samples_of
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model, load_model
@@ -26,7 +26,7 @@ def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
         return Preprocess.load(preprocess) if passed_on else None
     if preprocess is None and table is not None:
         preprocess = table.preprocess
-    profiles = parse_profiles(request.shapes)
+    profiles = by_input(parse_profiles(request.shapes), model.inputs)
     return None if preprocess is None else Preprocess.load(preprocess).at_opt(model.inputs, profiles)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trtopt.core.errors import UsageError
@@ -15,6 +15,7 @@ Key = tuple[str, int] | str  # a dimension, as `TensorInfo.dimension` names it
 Sizes = tuple[int, int, int]  # min, opt, max
 SeenSizes = Mapping[tuple[str, int], tuple[int, int, int]]  # (input, axis) → least, commonest, largest
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
+_LENGTH = re.compile("past|length|seq|token|time|step", re.I)  # names of sizes that are no image's, as of caches
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
 
 
@@ -78,6 +79,37 @@ def _range(name: str, given: Any) -> ShapeRange:
         return ShapeRange.parse(given)
     except UsageError as error:
         raise UsageError(f"`shapes='{name}'`: {error}") from None
+
+
+def by_input(profiles: Iterable[Profile], inputs: Sequence[TensorInfo]) -> tuple[Profile, ...]:
+    """Profiles of the inputs alone: where one gives ranges of sizes by their names, such as past:1,64,128, every input that
+    these leave nothing open of, and whose shape it doesn't give itself, has the shape that they make. UsageError where one of
+    an input's sizes is given and another isn't."""
+    sizes = {size for info in inputs for size in info.shape if named_size(size)} - {info.name for info in inputs}
+    return tuple(_of_inputs(profile, inputs, sizes & profile.keys()) for profile in profiles)
+
+
+def _of_inputs(profile: Profile, inputs: Sequence[TensorInfo], sizes: Collection[Any]) -> Profile:
+    ranges: dict[Key, Sizes] = {
+        name: (bounds.min[0], bounds.opt[0], bounds.max[0])
+        for name, bounds in profile.items()
+        if name in sizes and len(bounds.min) == 1
+    }
+    made = {name: bounds for name, bounds in profile.items() if name not in ranges}
+    for info in inputs if ranges else ():
+        keys = {axis: info.dimension(axis) for axis in info.open_axes}
+        known = {axis: found for axis, key in keys.items() if (found := ranges.get(key) or summed(key, ranges))}
+        if not known or info.name in made:
+            continue
+        if lacking := [key for axis, key in keys.items() if axis not in known]:
+            more = ", ".join(f"'{key}:MIN,OPT,MAX'" for key in lacking if named_size(str(key)))
+            raise UsageError(
+                f"`shapes=` gives {', '.join(map(str, ranges))}, and not all sizes of the input {info.name} {info.dims}: add "
+                f"{more or f'the whole shape, {info.name}:MIN,OPT,MAX'}"
+            )
+        bounds = [known.get(axis) or (int(size),) * 3 for axis, size in enumerate(info.shape)]
+        made[info.name] = ShapeRange(*zip(*bounds))
+    return made
 
 
 def shapes_option(profile: Mapping[str, ShapeRange | str]) -> str:
@@ -147,7 +179,17 @@ def suggested_shapes(
             continue
         texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
         guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
+    if not values and (short := _by_size(needing, {key: ranges[key] for _, _, key in places if key not in sums})):
+        texts = short
     return Suggestion(shapes_option(texts) if texts else "", tuple(guesses))
+
+
+def _by_size(inputs: Sequence[TensorInfo], ranges: Mapping[Key, Sizes]) -> dict[str, ShapeRange | str]:
+    """The ranges by the names of sizes, where many inputs share few, as caches do; empty: they don't, or a name says nothing or
+    is an input's."""
+    names = {info.name for info in inputs}
+    apart = len(inputs) <= 2 * len(ranges) or any(key in names or not named_size(str(key)) for key in ranges)
+    return {} if apart else {str(key): ",".join(map(str, sizes)) for key, sizes in ranges.items()}
 
 
 def summed(key: Key, ranges: Mapping[Key, Sizes]) -> Sizes | None:
@@ -178,7 +220,7 @@ def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, i
     """A range for an open size: samples, an image's side, its channels, or the length of a sequence or of sound."""
     if axis == info.batch_axis:
         return DEFAULT_BATCH if alone else (1, 1, 8)
-    if len(info.shape) == 4:
+    if len(info.shape) == 4 and not _LENGTH.search(str(info.shape[axis])):
         return (3, 3, 3) if axis == (3 if info.channels_last else 1) else (320, 640, 960)
     return (4000, 16000, 80000) if info.floating and len(info.shape) == 2 else (8, 128, 512)
 

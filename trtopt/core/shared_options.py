@@ -28,7 +28,7 @@ shapes = partial(
     option,
     (),
     help="Range of an input's shape, e.g. x:1x3x224x224,8x3x224x224,32x3x224x224; of several inputs 'a:…;b:…', or "
-    "--shapes again. The same input again begins another profile.",
+    "--shapes again; or of a size by its name, batch:1,8,32. The same again begins another profile.",
     metavar="NAME:MIN,OPT,MAX[;…]",
 )
 target = partial(option, (), help="Compute capabilities to build for (TensorRT-RTX).", metavar="smNN[,smNN]")

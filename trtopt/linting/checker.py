@@ -28,6 +28,7 @@ from trtopt.core.shapes import (
     NOTHING,
     Suggestion,
     batch_alone,
+    by_input,
     parse_profiles,
     seen_sizes,
     suggested_shapes,
@@ -174,7 +175,7 @@ def check(request: CheckRequest) -> CheckReport:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
     prepared = prepare(loaded, reporter=request.reporter)
     folded, folding = prepared.proto, prepared.report
-    checking = _Check(request, loaded, prepared, profiles, list(find(folded)))
+    checking = _Check(request, loaded, prepared, by_input(profiles, loaded.inputs), list(find(folded)))
     if folding.problem:
         ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend
         hint = "it is built as it is" + "; please report the model" * ours
