@@ -229,20 +229,19 @@ def run(folder: Path, target: str | None = None) -> list[tuple[str, ...]]:
         for batch in (1, 4):
             rows.append(compared(f"{what}, arrays on the host, batch {batch}", host, kept, batch))
         if gpu:
-            stream = torch.cuda.current_stream()
+            stream = torch.cuda.Stream()
             module = Decoder().eval().requires_grad_(False)
             module.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
             here = tuple((lambda given, run=part.run: run(given, stream=stream)) for part in parts.values())
-            ways = {"engines, arrays on the GPU": here, "PyTorch FP16": in_pytorch(module.cuda().half())}
-            with torch.no_grad():
-                rows += [
-                    compared(f"{w}, batch {b}", ways[w], kept, b, torch.device("cuda")) for b in (1, 4) for w in ways
-                ]
+            ways = {"engines, arrays on the GPU": here, "PyTorch FP16 on the GPU": in_pytorch(module.cuda().half())}
+            with torch.no_grad(), torch.cuda.stream(stream):
+                for batch in (1, 4):
+                    rows += [compared(f"{way}, batch {batch}", ways[way], kept, batch, "cuda") for way in ways]
     return rows
 
 
 def compared(label: str, ways: Sequence[Part], kept: Named, batch: int, device: Any = None) -> tuple[str, ...]:
-    """Return a row: what generates, how much of it is PyTorch's FP32 tokens, milliseconds a token, where it differs first."""
+    """Return a row: what generates, how much of it is PyTorch's FP32 tokens, milliseconds a step, where it differs first."""
     answers, found = kept["answers"], np.zeros_like(kept["answers"])
     seconds, steps = 0.0, 0
     for length in np.unique(kept["lengths"]).tolist():
@@ -331,7 +330,7 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.action == "run":
-        heading = "", "prompts", "tokens", "ms a token", "first differences: length+place"
+        heading = "", "prompts", "tokens", "ms a step", "first differences: length+place"
         print("\n".join("  ".join(row) for row in [heading, *run(given.folder, given.target)]))
         return
     (make_whisper if given.whisper else make)(given.folder)
