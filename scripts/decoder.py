@@ -1,6 +1,6 @@
-"""A small text decoder as two engines, prefill and step, which feed their caches back; and a Whisper-like pair.
+"""A small text decoder as two engines, prefill and step, which feed their caches back.
 
-    python scripts/decoder.py make FOLDER [--whisper]       # with PyTorch; --whisper: with transformers, too
+    python scripts/decoder.py make FOLDER                   # with PyTorch
     python scripts/decoder.py run FOLDER [--target sm89]    # on a GPU; with --target the FP16 graphs, in ONNX Runtime
 
 `make` exports a decoder with random weights (grouped queries and rotary positions, as in Llama) and writes prompts of every
@@ -35,7 +35,7 @@ except ImportError:  # `run` does without
 
 HIDDEN, LAYERS, HEADS, GROUPS, INNER, VOCABULARY = 256, 4, 8, 2, 688, 1000
 SIDE = HIDDEN // HEADS  # of a head
-LONGEST, NEW, PROMPTS, DRAWN = 64, 34, 200, 32
+LONGEST, NEW, PROMPTS, DRAWN, BATCHES = 64, 34, 200, 32, (1, 4)
 PAST = LONGEST + NEW - 2  # tokens in the largest cache that a step takes
 CACHES = [f"{kind}_{layer}" for layer in range(LAYERS) for kind in ("key", "value")]
 SHAPES = {"prefill": f"batch:1,1,4;length:1,32,{LONGEST}", "step": f"batch:1,1,4;past:1,64,{PAST}"}
@@ -211,37 +211,39 @@ def make(folder: Path, prompts: int = PROMPTS, drawn: int = DRAWN) -> None:
 # run ---------------------------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, target: str | None = None) -> list[tuple[str, ...]]:
+def run(folder: Path, target: str | None = None) -> list[list[str]]:
     """Build both engines, generate for all prompts, and return a row for each way to do so."""
-    kept, rows = dict(np.load(folder / "prompts.npz")), list[tuple[str, ...]]()
+    kept, rows = dict(np.load(folder / "prompts.npz")), list[list[str]]()
     gpu = target is None and torch is not None and torch.cuda.is_available()
     with ExitStack() as stack:
-        parts = dict[str, trtopt.Session]()
+        parts = list[trtopt.Session]()
         for name, shapes in SHAPES.items():
-            engine, graph = folder / f"{name}.engine", folder / f"{name}.fp16.onnx"
-            built = trtopt.build(
-                folder / f"{name}.onnx", engine, fp16=True, shapes=shapes, fp32_io=False, target=target, save_onnx=graph
-            )
+            engine = folder / f"{name}.engine"
+            options: Any = {"fp16": True, "fp32_io": False, "target": target or ()}
+            graph = folder / f"{name}.fp16.onnx"
+            built = trtopt.build(folder / f"{name}.onnx", engine, shapes=shapes, save_onnx=graph, **options)
             print(f"{name}: {built.precision}")
-            parts[name] = stack.enter_context(trtopt.Session(engine, backend="onnxruntime" if target else "auto"))
-        host = parts["prefill"].run, parts["step"].run
-        what = "graphs in ONNX Runtime" if target else "engines"
-        for batch in (1, 4):
-            rows.append(compared(f"{what}, arrays on the host, batch {batch}", host, kept, batch))
+            parts.append(stack.enter_context(trtopt.Session(engine, backend="onnxruntime" if target else "auto")))
+        host, what = [part.run for part in parts], "graphs in ONNX Runtime" if target else "engines"
+        rows += [compared(f"{what}, arrays on the host", host, kept, batch)[0] for batch in BATCHES]
         if gpu:
             stream = torch.cuda.Stream()
             module = Decoder().eval().requires_grad_(False)
             module.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
-            here = tuple((lambda given, run=part.run: run(given, stream=stream)) for part in parts.values())
-            ways = {"engines, arrays on the GPU": here, "PyTorch FP16 on the GPU": in_pytorch(module.cuda().half())}
+            ours = [lambda given, run=run: run(given, stream=stream) for run in host]
+            theirs = in_pytorch(module.cuda().half())
             with torch.no_grad(), torch.cuda.stream(stream):
-                for batch in (1, 4):
-                    rows += [compared(f"{way}, batch {batch}", ways[way], kept, batch, "cuda") for way in ways]
+                for batch in BATCHES:
+                    row, found = compared("engines, arrays on the GPU", ours, kept, batch, "cuda")
+                    beside, wanted = compared("PyTorch FP16 on the GPU", theirs, kept, batch, "cuda")
+                    rows += [row, beside]
+                    same = (found == wanted).all(1).sum()
+                    print(f"batch {batch}: engines say what PyTorch says in FP16 for {same} of {len(found)} prompts")
     return rows
 
 
-def compared(label: str, ways: Sequence[Part], kept: Named, batch: int, device: Any = None) -> tuple[str, ...]:
-    """Return a row: what generates, how much of it is PyTorch's FP32 tokens, milliseconds a step, where it differs first."""
+def compared(label: str, ways: Sequence[Part], kept: Named, batch: int, device: Any = None) -> tuple[list[str], Any]:
+    """Return a row and all tokens: what generates, how much of it PyTorch says in FP32, milliseconds a step, differences."""
     answers, found = kept["answers"], np.zeros_like(kept["answers"])
     seconds, steps = 0.0, 0
     for length in np.unique(kept["lengths"]).tolist():
@@ -260,72 +262,13 @@ def compared(label: str, ways: Sequence[Part], kept: Named, batch: int, device: 
     places = np.stack((np.nonzero(~equal.all(1))[0], equal[~equal.all(1)].argmin(1)), 1)
     first = [f"{kept['lengths'][r]}+{p} (margin {kept['margins'][r, p]:.4f})" for r, p in places]
     share = f"{equal.all(1).sum()} of {len(equal)}", f"{equal.sum()} of {equal.size}"
-    return label, *share, f"{seconds / steps * 1000:.2f}", ", ".join(first[:4]) or "-"
-
-
-# Whisper's shapes --------------------------------------------------------------------------------------------------------
-
-
-class Encoder(Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.encoder = model.model.encoder
-
-    def forward(self, mel: Any) -> Any:
-        return self.encoder(mel).last_hidden_state
-
-
-class Step(Module):
-    """One token, caches of those before it and of the encoder's states → logits, and the first caches with the token's."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.head = model.model.decoder, model.proj_out
-
-    def forward(self, tokens: Any, *caches: Any) -> dict[str, Any]:
-        from transformers import DynamicCache, EncoderDecoderCache
-
-        past, cross = (list(zip(part[::2], part[1::2])) for part in (caches[: len(CACHES)], caches[len(CACHES) :]))
-        both = EncoderDecoderCache(DynamicCache(past), DynamicCache(cross))
-        states = caches[-1][:, 0]  # only that there are some is looked at: their keys and values are in the caches
-        x = self.model(tokens, encoder_hidden_states=states, past_key_values=both, use_cache=True).last_hidden_state
-        made = [item for layer in both.self_attention_cache.layers for item in (layer.keys, layer.values)]
-        return {"logits": self.head(x[:, -1]), **dict(zip(CACHES, made))}
-
-
-def make_whisper(folder: Path, samples: int = 8, past: int = 24) -> None:
-    """Write whisper_encoder and whisper_step, each .onnx and .npz, of whisper-tiny's sizes but for the vocabulary's."""
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    torch.manual_seed(0)
-    model = WhisperForConditionalGeneration(
-        WhisperConfig(
-            vocab_size=4096, init_std=0.05, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1
-        )
-    ).eval()
-    encoder, step = Encoder(model), Step(model)
-    mel, tokens = torch.randn(samples, 80, 3000), torch.randint(3, 4096, (samples, past + 1))
-    with torch.no_grad():
-        caches = model.model.decoder(
-            tokens[:, :past], encoder_hidden_states=encoder(mel), use_cache=True
-        ).past_key_values
-    parts = caches.self_attention_cache, caches.cross_attention_cache
-    # Rounded, so that the file compresses to what can be sent around.
-    held = [(item * 16).round() / 16 for part in parts for layer in part.layers for item in (layer.keys, layer.values)]
-    names = [f"past_{name}" for name in CACHES] + [f"cross_{name}" for name in CACHES]
-    shapes = [f"past_{name}:batchx6xpastx64" for name in CACHES] + [f"cross_{name}:batchx6x1500x64" for name in CACHES]
-    data = {"whisper_encoder": {"mel": mel}, "whisper_step": {"tokens": tokens[:, past:], **dict(zip(names, held))}}
-    for name, arrays in data.items():
-        np.savez_compressed(folder / f"{name}.npz", **{key: value.numpy() for key, value in arrays.items()})
-    trtopt.export(encoder, folder / "whisper_encoder.onnx", inputs=["mel:batchx80x3000"], output_names=["states"])
-    trtopt.export(step, folder / "whisper_step.onnx", inputs=["tokens:batchx1:int64", *shapes])
+    return [f"{label}, batch {batch}", *share, f"{seconds / steps * 1000:.2f}", ", ".join(first[:4]) or "-"], found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("make", "run"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--whisper", action="store_true")
     parser.add_argument("--target")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -333,7 +276,7 @@ def main() -> None:
         heading = "", "prompts", "tokens", "ms a step", "first differences: length+place"
         print("\n".join("  ".join(row) for row in [heading, *run(given.folder, given.target)]))
         return
-    (make_whisper if given.whisper else make)(given.folder)
+    make(given.folder)
 
 
 if __name__ == "__main__":
