@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -211,9 +211,9 @@ def make(folder: Path, prompts: int = PROMPTS, drawn: int = DRAWN) -> None:
 # run ---------------------------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, target: str | None = None) -> list[list[str]]:
-    """Build both engines, generate for all prompts, and return a row for each way to do so."""
-    kept, rows = dict(np.load(folder / "prompts.npz")), list[list[str]]()
+def run(folder: Path, target: str | None = None) -> Iterator[list[str]]:
+    """Build both engines, generate for all prompts, and yield a row for each way to do so."""
+    kept = dict(np.load(folder / "prompts.npz"))
     gpu = target is None and torch is not None and torch.cuda.is_available()
     with ExitStack() as stack:
         parts = list[trtopt.Session]()
@@ -225,7 +225,8 @@ def run(folder: Path, target: str | None = None) -> list[list[str]]:
             print(f"{name}: {built.precision}")
             parts.append(stack.enter_context(trtopt.Session(engine, backend="onnxruntime" if target else "auto")))
         host, what = [part.run for part in parts], "graphs in ONNX Runtime" if target else "engines"
-        rows += [compared(f"{what}, arrays on the host", host, kept, batch)[0] for batch in BATCHES]
+        for batch in BATCHES:
+            yield compared(f"{what}, arrays on the host", host, kept, batch)[0]
         if gpu:
             stream = torch.cuda.Stream()
             module = Decoder().eval().requires_grad_(False)
@@ -236,10 +237,9 @@ def run(folder: Path, target: str | None = None) -> list[list[str]]:
                 for batch in BATCHES:
                     row, found = compared("engines, arrays on the GPU", ours, kept, batch, "cuda")
                     beside, wanted = compared("PyTorch FP16 on the GPU", theirs, kept, batch, "cuda")
-                    rows += [row, beside]
+                    yield from (row, beside)
                     same = (found == wanted).all(1).sum()
                     print(f"batch {batch}: engines say what PyTorch says in FP16 for {same} of {len(found)} prompts")
-    return rows
 
 
 def compared(label: str, ways: Sequence[Part], kept: Named, batch: int, device: Any = None) -> tuple[list[str], Any]:
@@ -274,7 +274,9 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.action == "run":
         heading = "", "prompts", "tokens", "ms a step", "first differences: length+place"
-        print("\n".join("  ".join(row) for row in [heading, *run(given.folder, given.target)]))
+        print("  ".join(heading))
+        for row in run(given.folder, given.target):
+            print("  ".join(row), flush=True)
         return
     make(given.folder)
 

@@ -94,6 +94,6 @@ def test_the_decoder_is_transformers_llama(script: ModuleType) -> None:
 
 def test_fp16_engines_are_built_for_every_length(script: ModuleType, folder: Path, capsys: Any) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-    rows = script.run(folder, "sm89")
+    rows = list(script.run(folder, "sm89"))
     assert [row[1] for row in rows] == [f"{PROMPTS} of {PROMPTS}"] * 2
     assert trtopt.inspect(folder / "step.engine").manifest.ranges[0]["past_key_0"].max == (4, 2, script.PAST, 32)
