@@ -337,6 +337,31 @@ def test_precision_that_the_builder_loses_silently_is_an_error_or_kept_out_in_a_
     assert sum(result.coverage.values()) == pytest.approx(1)
 
 
+def test_a_layer_that_has_no_quantized_kernel_is_left_out_in_a_second_build(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TensorRT 8.6 has none for the convolution that cuts an image into patches."""
+    generation, heard = select("rtx"), Heard()
+    works, left_out = type(generation).build, list[str]()
+
+    def refusing(self: Any, model: Path, *arguments: Any, **options: Any) -> Any:
+        quantized = [node.input[0] for node in onnx.load(model).graph.node if node.name in ("conv1", "conv2")]
+        if "x_dequantized" in quantized or len(left_out) > 1:
+            left_out.append("x")
+            text = "TensorRT parses w_quantized_float + w_quantized/QuantizeLinear + conv1 but has no implementation for it"
+            raise UnsupportedOperator(text)
+        return works(self, model, *arguments, **options)
+
+    monkeypatch.setattr(type(generation), "build", refusing)
+    result = _build(files, tmp_path / "net.engine", int8=True, reporter=heard)
+    assert any("conv1: " in note and "no implementation of it in INT8; building again" in note for note in heard.notes)
+    reasons = {item.node: item.reason for item in result.kept}
+    assert reasons["conv1"].endswith("has no implementation of it in INT8") and result.precision["int8"] == 2
+    left_out += ["again", "and again"]
+    with pytest.raises(UnsupportedOperator, match="conv1"):  # left out, and refused all the same
+        _build(files, tmp_path / "other.engine", int8=True)
+
+
 def test_a_dynamically_quantized_model_is_told_to_give_the_float_one(tmp_path: Path) -> None:
     from onnxruntime.quantization import quantize_dynamic
 

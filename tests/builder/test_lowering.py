@@ -50,7 +50,7 @@ def _lower(
     given = {key: spec.pop(key) for key in ("embedded", "measured") if key in spec}
     can = SimpleNamespace(
         stored_codes=typed if stored is None else stored, max_opset=None if typed else 17, float_only={}, float_only_fp8={},
-        quantized_between={},
+        quantized_between={}, float_only_at_0={"Conv": "overflows"},
     )  # fmt: skip
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
     return lower(proto, BuildSpec(**{"precision": Precision.INT8, **spec}), generation, table, **given)
@@ -284,3 +284,9 @@ OTHER = {  # the graph has it, it says how a plan is kept, or is given where the
 
 def test_every_option_that_makes_other_layers_is_taken_when_an_engine_is_built_again_for_its_tensors() -> None:
     assert {name for name, item in SETTINGS.items() if item.layers} | OTHER == {item.name for item in fields(BuildSpec)}
+
+
+def test_what_overflows_at_level_0_stays_out_of_int8_there(block: onnx.ModelProto, table: Table) -> None:
+    at_0 = _lower(block, table, typed=True, optimization_level=0)
+    assert {item.reason for item in at_0.kept if item.op == "Conv"} == {"overflows"} and not at_0.quantized
+    assert _lower(block, table, typed=True, optimization_level=1).quantized

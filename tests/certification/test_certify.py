@@ -19,15 +19,17 @@ from typer.testing import CliRunner
 from world import Heard
 
 import trtopt
+from trtopt.builder.instrumented import build_with_outputs
 from trtopt.certification import certificate as certificates, opening
-from trtopt.certification.relations import Candidate, Samples, relations
+from trtopt.certification.relations import Candidate, Samples, closeness, relations
 from trtopt.cli import app
 from trtopt.core.errors import EngineMismatch, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe
-from trtopt.engine.manifest import load_manifest
+from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation import verify as verification
 from trtopt.evaluation.timing import Times
+from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -393,6 +395,33 @@ def test_an_engine_that_runs_is_certified_in_its_manifest(
         assert refused is not None and refused.certificate is not None and not refused.certificate["ok"]
     finally:
         before.save(engine)
+
+
+def test_what_an_arithmetic_adds_depends_on_what_stands_in_the_graph(engine: Path) -> None:
+    manifest, graph = load_manifest(engine), load_model(kept_graph(engine) or "").proto
+    assert manifest is not None and certificates._noise_of(manifest, graph).apart == 10
+    plain = certificates.replace(manifest, spec={**manifest.spec, "precision": "fp32", "remainder": "fp32"})
+    assert certificates._noise_of(plain, None).unknown == 80
+    assert certificates._noise_of(plain, graph).unknown == 6, "the model's own Q/DQ"
+    half = certificates.replace(manifest, spec={**manifest.spec, "precision": "fp16", "remainder": "fp16"})
+    assert certificates._noise_of(half, net()).apart == np.inf, "TensorRT 8.6 chooses the types"
+
+
+def test_numbers_that_gpus_flush_are_zero() -> None:
+    """As of a network that dies out: a GPU gives zeros."""
+    faint = np.full((1, 4), 1e-41, np.float32)
+    candidate = Candidate(lambda batch: batch, (1,), [TensorInfo("y", "float32", ("n", 4), 0)])
+    assert closeness(candidate, "y", [{"y": faint}], [{"y": np.zeros_like(faint)}]) == [np.inf]
+    assert closeness(candidate, "y", [{"y": faint + 1e-30}], [{"y": faint}])[0] == 0
+
+
+def test_a_part_without_scales_is_built_without_them(engine: Path, tmp_path: Path) -> None:
+    """As of an INT8 engine's smallest part, between DequantizeLinear and QuantizeLinear."""
+    manifest, part = load_manifest(engine), written("(float[n, 3, 8, 8] x) => (float[n, 3, 8, 8] y) { y = Relu (x) }")
+    assert manifest is not None and build_with_outputs(manifest, part, (), tmp_path).is_file()
+    native = certificates.replace(manifest, spec={**manifest.spec, "calibrator": "native"})
+    with pytest.raises(UsageError, match="scales stand beside its graph"):
+        build_with_outputs(native, part, (), tmp_path)
 
 
 @pytest.fixture

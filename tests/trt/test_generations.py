@@ -403,6 +403,27 @@ def test_86_lists_everything_it_refuses_at_once(stand_in: Install, float_net: Pa
 # Messages, failures, progress, cancelling
 
 
+def test_a_builder_is_kept_for_the_next_build_unless_one_failed(stand_in: Install, float_net: Path) -> None:
+    sim, generation = stand_in("10.16.1")
+    spec, kind, made = BuildSpec(profiles=PROFILES[:1]), generation.module.Builder, list[Any]()
+
+    def counted(*arguments: Any) -> Any:
+        made.append(kind(*arguments))
+        return made[-1]
+
+    sim.module.Builder = counted
+    generation.unsupported(float_net)
+    build(generation, float_net, spec)
+    build(generation, float_net, spec)
+    assert len(made) == 1
+    sim.fail = "Error Code 10: Internal Error (Could not find any implementation for node conv1.)"
+    with pytest.raises(UnsupportedOperator):
+        build(generation, float_net, spec)
+    sim.fail = None
+    build(generation, float_net, spec)
+    assert len(made) == 2
+
+
 def test_messages_are_counted_and_translated(stand_in: Install, float_net: Path, capfd: Any) -> None:
     sim, generation = stand_in("8.6.0")
     texts = [

@@ -213,6 +213,7 @@ def _planned(
 ) -> tuple[Lowered, BuiltPlan]:
     """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
     spec, generation, path = plan.spec, plan.generation, folder / "model.onnx"
+    asked: Mapping[str, Precision] = {}
     if spec.timing_cache is None and "timing_cache" in generation.capabilities.options:
         cache = None if str(plan.request.timing_cache) == "none" else kept_timing(generation, generation.device(spec))
         spec = replace(spec, timing_cache=cache or folder / "timing.cache")  # a second build is then much faster
@@ -231,6 +232,7 @@ def _planned(
             coded=plan.coded,
             embedded=plan.embedded,
         )
+        asked = lowered.asked
         save_model(lowered.proto, path)
         engine = generation.build(
             path,
@@ -249,6 +251,11 @@ def _planned(
         parts = written_out(graph, error.issues, plan.request.reporter)
         if parts is None and error.issues:
             raise explained(error, plan.model, graph) from error
+        alone = {*re.split(r"[\s+]+", str(error))} & asked.keys() - unquantized.keys()
+        if parts is None and plan.in_graph is not None and alone:
+            reason = f"{generation} has no implementation of it in {spec.precision.upper()}"
+            plan.request.reporter.note(f"{first_of(sorted(alone))}: {reason}; building again")
+            return _planned(plan, graph, unsafe, {**unquantized, **dict.fromkeys(alone, reason)}, folder)
         if parts is None:
             advice = "; a layer behind it may be why: `precision_override=['LAYER=fp16']`" if plan.in_graph else ""
             raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + advice) from error

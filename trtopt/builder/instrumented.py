@@ -42,11 +42,13 @@ def build_with_outputs(
     layers = {name: getattr(asked, name) for name, item in SETTINGS.items() if item.layers}
     targets = parse_targets(manifest.targets)
     spec = BuildSpec(**layers, profiles=manifest.ranges, targets=targets, allow_precision_fallback=True)
-    if spec.precision.quantized and not is_quantized(graph):
+    if asked.calibrator == "native":
         raise UsageError(
             "the engine's scales stand beside its graph, as TensorRT's own calibrator has them, and a graph with "
             "squeeze-and-excite on TensorRT 10: tensors can be compared where Q/DQ are in the graph"
         )
+    if spec.precision.quantized and not is_quantized(graph):  # a part of it
+        spec = replace(spec, precision=spec.base)
     wider = whole_copy(graph)
     values = {value.name: value for value in infer_shapes(graph).graph.value_info}
     own = {value.name for value in graph.graph.output}

@@ -203,13 +203,14 @@ def _quantize(
     int8, capabilities = spec.precision is Precision.INT8, generation.capabilities
     if table.smoothed and int8:
         passes.append(smooth(model, table.smoothed))
+    at_0 = capabilities.float_only_at_0 if spec.optimization_level == 0 else {}
     reasons = {**dict.fromkeys(without_scales(table), NO_SCALE), **(table.left_out if int8 else {}), **left_out}
     points = find_points(
         model,
         spec.precision,
         base=spec.base,
         overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
-        excluded={**capabilities.float_only, **({} if int8 else capabilities.float_only_fp8)},
+        excluded={**capabilities.float_only, **(at_0 if int8 else capabilities.float_only_fp8)},
         between=capabilities.quantized_between if int8 else None,
         gates=table.gates if int8 else (),
     )

@@ -43,7 +43,9 @@ from trtopt.engine.manifest import Manifest, described_spec, kept_graph, load_ma
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.timing import Times, time_in_turns
 from trtopt.evaluation.verify import engine_file, graph_of, layers_beside
+from trtopt.graph.half import has_half
 from trtopt.graph.io import Model, load_model
+from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
@@ -58,7 +60,7 @@ class _Noise(NamedTuple):
     Attributes:
         most: more is never demanded beside the model.
         apart: how much farther off an engine may be than its graph in ONNX Runtime: it sums in another order, FP16 in FP16,
-            too, and TF32 isn't in the graph.
+            too, and TF32 isn't in the graph; infinite: the graph doesn't say what it does.
         unknown: what is wanted where no graph says what the arithmetic does to this network.
     """
 
@@ -79,13 +81,19 @@ _TF32 = _Noise(60.0, 20.0, 40.0)
 _NO_MANIFEST = _Noise(np.inf, 0.0, 20.0)
 
 
-def _noise_of(manifest: Manifest | None) -> _Noise:
+def _noise_of(manifest: Manifest | None, graph: ModelProto | None) -> _Noise:
+    """Return what an engine's arithmetic adds; of the graph that was kept of it, if one was, what doesn't stand in it."""
     if manifest is None:
         return _NO_MANIFEST
     spec = described_spec(manifest.spec)
+    if graph is not None and is_quantized(graph) and not spec.precision.quantized:
+        spec = replace(spec, precision=Precision.INT8)  # by the model's own Q/DQ
     if spec.precision is Precision.FP32 and spec.tf32 and probe():
         return _TF32
-    return _NOISE[Precision.INT4 if spec.int4 else spec.precision]
+    noise = _NOISE[Precision.INT4 if spec.int4 else spec.precision]
+    # Types that TensorRT 8.6 chooses aren't in its graph.
+    unseen = spec.base is not Precision.FP32 and graph is not None and not has_half(graph)
+    return noise._replace(apart=np.inf) if unseen else noise
 
 
 @dataclass(frozen=True)
@@ -199,9 +207,10 @@ def certify(request: CertifyRequest) -> Certificate:
         candidate, ran, left_out = open_candidate(stack, request, model, manifest, samples[0])
         with request.reporter.phase("running the model as given"):
             wanted = [candidate.alone(reference, sample) for sample in samples]
-        noise, given = _noise_of(manifest), Samples(samples, names, wanted)
+        graph, given = _graph_of(request, manifest), Samples(samples, names, wanted)
+        noise = _noise_of(manifest, None if graph is None else graph.proto)
         candidate = replace(candidate, most=noise.most)
-        least = _least(request, candidate, manifest, given, noise)
+        least = _least(request, candidate, graph, given, noise)
         found = list(_tried(request, candidate, reference, given, least, left_out))
         if not found:
             raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
@@ -375,17 +384,22 @@ def _shapes(sample: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in sample.items()}
 
 
+def _graph_of(request: CertifyRequest, manifest: Manifest | None) -> Model | None:
+    """Return the graph that was kept of an engine that runs here, if it takes what the model takes."""
+    known = manifest is not None and manifest.embedded is None
+    path = kept_graph(Path(request.engine)) if known and probe() else None  # type: ignore[arg-type]
+    return None if path is None else load_model(path, lazy=True)
+
+
 def _least(
-    request: CertifyRequest, candidate: Candidate, manifest: Manifest | None, given: Samples, noise: _Noise
+    request: CertifyRequest, candidate: Candidate, graph: Model | None, given: Samples, noise: _Noise
 ) -> dict[str, NDArray[np.float64]]:
     """Return for each output the dB that its rows have to reach beside the model as given: those asked for, or near what the
     engine's graph, where it was kept, reaches in ONNX Runtime: what its roundings do to this network."""
-    known, names = manifest is not None and manifest.embedded is None, [info.name for info in candidate.outputs]
-    path = kept_graph(Path(request.engine)) if known and probe() else None  # type: ignore[arg-type]
-    if request.min_snr is not None or path is None:
+    names = [info.name for info in candidate.outputs]
+    if request.min_snr is not None or graph is None or noise.apart == np.inf:
         least = noise.unknown if request.min_snr is None else request.min_snr
         return dict.fromkeys(names, np.full(len(given.arrays), least))
-    graph = load_model(path, lazy=True)
     run = batched(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
     with request.reporter.phase("running the engine's graph"):
         rows = [candidate.alone(run, sample) for sample in given.arrays]

@@ -242,8 +242,10 @@ def _near(place: Place, graph: Any) -> Iterator[list[str]]:
     weights, names = {item.name for item in graph.graph.initializer}, {place.node}
     tensors = {node.name: {*node.input, *node.output} - weights for node in graph.graph.node}
     layers = [node.name for node in graph.graph.node if node.op_type not in NO_LAYERS]
+    before = list[str]()
     for _ in range(3):
-        yield [name for name in layers if name in names]
+        if (found := [name for name in layers if name in names]) != before:
+            yield (before := found)
         near = set[str]().union(*(tensors[name] for name in names))
         names |= {name for name, own in tensors.items() if own & near}
 

@@ -147,8 +147,11 @@ def closeness(candidate: Candidate, name: str, wanted: Sequence[Row], found: Seq
 
 
 def _sums(old: NDArray[np.generic], new: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Return the powers of signal and difference; of values that are finite in one alone the difference is infinite."""
-    signal, noise = powers(old, new)
+    """Return the powers of signal and difference; of values that are finite in one alone the difference is infinite.
+
+    Below the least normal number of FP32 all is zero: GPUs flush it.
+    """
+    signal, noise = powers(*(np.where(np.abs(array) < np.finfo(np.float32).tiny, 0, array) for array in (old, new)))
     return np.array([signal, noise if np.array_equal(np.isnan(old), np.isnan(new)) else np.inf])
 
 

@@ -41,7 +41,7 @@ class Capabilities:
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
         float_only: operator → why it runs in floating point even between Q/DQ; "grouped Conv" is an operator of its own.
-        float_only_fp8: the same, of what runs in INT8 but not in FP8.
+        float_only_fp8: the same, of what runs in INT8 but not in FP8; float_only_at_0: of INT8 at optimization level 0.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
         quantized_between: operator → why it runs quantized only where its result is quantized, too.
@@ -62,6 +62,7 @@ class Capabilities:
     max_opset: int | None = None
     float_only: Mapping[str, str] = field(default_factory=dict)
     float_only_fp8: Mapping[str, str] = field(default_factory=dict)
+    float_only_at_0: Mapping[str, str] = field(default_factory=dict)
     types: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
     quantized_between: Mapping[str, str] = field(default_factory=dict)

@@ -5,6 +5,7 @@ It is TensorRT 10 and 11 as it stands; a family (families.py) overrides the few 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -29,6 +30,7 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import SETTINGS, BuildSpec, Issue
 from trtopt.core.version import to_install
 from trtopt.cuda.device import DeviceInfo, current_gpu
+from trtopt.cuda.driver import Driver
 from trtopt.trt import kernels, lean_library, parsing, plugins, timing_cache, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
@@ -71,6 +73,8 @@ class Generation(Loader):
         self.capabilities: Capabilities = replace(shown, options=shown.options - facts.lacks, **facts.known)
         # One build at a time in a process: two would time each other's kernels, and mix their messages.
         self._lock = threading.Lock()
+        self._builders = dict[int | None, Any]()  # that wait, by the current context
+        atexit.register(self._builders.clear)  # before TensorRT's own end
 
     # Hooks
 
@@ -221,16 +225,23 @@ class Generation(Loader):
 
     @contextlib.contextmanager
     def _started(self, typed: bool, messages: Messages) -> Iterator[SimpleNamespace]:
-        """A builder, an empty network and its parser, let go in their order: a parser doesn't keep its network alive."""
-        objects = SimpleNamespace(parser=None, network=None, config=None, builder=None)
+        """A builder, an empty network and its parser, let go in their order: a parser doesn't keep its network alive.
+
+        Where nothing fails the builder waits for the next one on its GPU: making one takes seconds.
+        """
+        driver = Driver.load()
+        gpu = None if driver is None else driver.current()
+        objects = SimpleNamespace(parser=None, network=None, config=None, builder=self._builders.pop(gpu, None))
         try:
             self._register_plugins()
-            objects.builder = self.native(self.module.Builder, messages)
+            objects.builder = objects.builder or self.native(self.module.Builder, messages)
             creation = self.module.NetworkDefinitionCreationFlag
             flags = (1 << int(getattr(creation, name)) for name in self._network_flags(typed))
             objects.network = objects.builder.create_network(sum(flags))
+            objects.network.name = "trtopt"  # else it has a number in the plan: of how many the builder has made
             objects.parser = self.module.OnnxParser(objects.network, self._collector.logger)
             yield objects
+            self._builders[gpu] = objects.builder
         finally:
             objects.parser = objects.network = objects.config = objects.builder = None
 
