@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from graphs import values, written
 from onnx import ModelProto, TensorProto, numpy_helper
+from world import Heard, has
 
 from trtopt import UsageError, build
 from trtopt.builder.asked import spec_of
@@ -132,6 +133,16 @@ def test_a_product_that_is_named_for_a_floating_type_keeps_its_weights(tmp_path:
     result = build(proto, tmp_path / "m.engine", **options)
     assert result.precision_summary.startswith("1 of 2 matrix products with INT4 weights")
     assert [(item.node, item.reason) for item in result.kept] == [("b", "`precision_override=` asks for fp16")]
+
+
+def test_a_build_says_that_no_weights_suit_int4_and_what_to_build_instead(tmp_path: Any) -> None:
+    proto = written("(float[2,40] x) => (float[2,64] y) { [a] y = MatMul(x, w) }", w=values(40, 64))
+    heard = Heard()
+    result = build(proto, tmp_path / "m.engine", int4=True, target="sm89", backend="rtx", reporter=heard)
+    assert result.precision_summary.startswith(
+        "no matrix product with INT4 weights; 1 of 1 matrix products FP16; 1 node"
+    )
+    has(heard.warnings[0], "`int4=True` changed nothing (a: it has 40 inputs", "build it with `fp16=True`")
 
 
 @pytest.mark.parametrize("name", ["precision", "remainder"])

@@ -85,6 +85,7 @@ class TiersRequest:
     target: Sequence[str] | str = shared.target()
     backend: str = shared.backend()
     device: int = shared.gpu()
+    optimization_level: int | None = option(None, help="0 (fast builds) to 5.")
     store: str | os.PathLike[str] | None = shared.store()
     classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes(group="Judging")
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()

@@ -51,7 +51,7 @@ TIERS: Mapping[str, Mapping[str, Any]] = {  # name → options of build; what a 
 }
 _JUDGED_BY = ("images", "data", "preprocess", "limit", "batch")
 _NAMED = ("classes", "output_kind", "plugins", "operators")
-_EVERYWHERE = ("shapes", "target", "backend", "device", "store", *_NAMED)
+_EVERYWHERE = ("shapes", "target", "backend", "device", "optimization_level", "store", *_NAMED)
 _MIB = 1 << 20
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import onnx
 
-from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
+from trtopt.builder.lowering import NO_INT4, Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
 from trtopt.calibration.int4_codes import find_codes
 from trtopt.calibration.safety import Safety, find_unsafe
@@ -174,6 +174,10 @@ def _construct(
     little = share < LEAST_QUANTIZED if quantized else not share
     if report.coverage and little and spec.precision is not Precision.FP32:
         reporter.warn(_other(plan, share, report, lowered, is_quantized(folded)))
+    if lowered.weights == NO_INT4:
+        said = (f"{item.node}: {item.reason}" for item in lowered.kept if item.op in ("MatMul", "Gemm"))
+        why = next(said, "the model multiplies with no constant matrix")
+        reporter.warn(f"`int4=True` changed nothing ({why}): build it with `{spec.base}=True`")
     return lowered, engine, report
 
 

@@ -37,6 +37,7 @@ from trtopt.trt.layers import HEAVY_OPS, REGION
 
 _TYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
 # What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
+NO_INT4 = "no matrix product with INT4 weights"
 _MEANS = ("ReduceMean", "GlobalAveragePool")
 _ELEMENTWISE = {
     "Add", "Clip", "Div", "Elu", "Erf", "HardSigmoid", "HardSwish", "Mish", "Mul", "Sigmoid", "Softplus", "Sub", "Tanh",
@@ -116,7 +117,7 @@ def lower(
             # Of those in FP32 `to_typed` says it.
             kept = (*kept, *(item for item in found.kept if overrides.get(item.node) is not Precision.FP32))
             total = len(found.changes) + len(found.kept)
-            weights = f"{len(found.changes)} of {total} matrix products with INT4 weights"
+            weights = f"{len(found.changes)} of {total} matrix products with INT4 weights" if found.changes else NO_INT4
         passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
         in_fp32, layer_precision, preferred = passes[-1].kept, dict[str, Precision](), dict[str, Precision]()
         if not spec.precision.quantized:
