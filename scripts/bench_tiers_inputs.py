@@ -4,7 +4,7 @@
 
 In it are the model, with --modelopt (the Python of an environment that has ModelOpt) ModelOpt's in INT8, FP8 and INT4,
 NAME.npz, which all are calibrated on, and NAME.judge.npz, which they are judged on. Random weights aren't:
-they are drawn again.
+they are drawn again. What is there isn't made again.
 """
 
 # ruff: noqa: TID251  (this makes PyTorch modules)
@@ -27,7 +27,7 @@ import numpy as np
 import onnx
 import torch
 import torchvision
-from bench_tiers import FIELDS, MARK, METHODS, NETWORKS, drawn
+from bench_tiers import FIELDS, MARK, NETWORKS, RANDOM, drawn, halved
 from numpy.typing import NDArray
 from transformers import BertModel, WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
@@ -39,7 +39,12 @@ from trtopt.data.samples import write_crops
 from trtopt.recipes.loader import load_recipe, package_file
 
 ROOT = Path(__file__).resolve().parent.parent
-RANDOM = ("vit_b", "whisper_encoder")  # weights
+METHODS = {
+    "int8": ("entropy", "max"),
+    "fp8": ("max",),
+    "int4": ("awq_clip",),
+}  # ModelOpt's; the second if the first fails
+QUICK: Mapping[str, tuple[str, ...]] = {"int8": ("max",), "fp8": ("max",), "int4": ("rtn_dq",)}  # of random weights
 LARGE = 1 << 16
 
 
@@ -92,19 +97,18 @@ def samples_of(name: str, folder: Path) -> dict[str, NDArray[Any]]:
     assert recipe.calibration is not None
     files = sorted((folder / "crops").glob("*.png")) or write_crops(recipe.calibration, folder / "crops")
     batches = open_data(recipe.inputs, images=files, preprocess=recipe.preprocess)
-    return {"input": np.concatenate([each["input"] for each in batches])}
+    return {"input": np.concatenate([each["input"] for each in batches])[: 16 if name in RANDOM else None]}
 
 
-def make(folder: Path, name: str, modelopt: str | None) -> None:
-    data, judge, model = (folder / f"{name}{kind}" for kind in (".npz", ".judge.npz", ".onnx"))
-    arrays, seeds = samples_of(name, folder), dict[str, tuple[int, float, list[int]]]()
-    for path, start in ((data, 0), (judge, 1)):
-        np.savez_compressed(path, **{key: array[start::2] for key, array in arrays.items()})  # type: ignore[arg-type]
+def write_model(name: str, model: Path, data: Path) -> None:
+    """Write the model, and beside it how its random weights are drawn."""
+    seeds = dict[str, tuple[int, float, list[int]]]()
     if name == "lite0":
         trtopt.export("efficientnet-lite0", model)
     else:
         axes = {"minilm": ("batch", "sequence"), "vit_b": ("batch", 3, 224, 224)}.get(name, ("batch", 80, 3000))
-        inputs = {key: TensorInfo(key, str(array.dtype), axes) for key, array in arrays.items()}
+        with np.load(data) as arrays:
+            inputs = {key: TensorInfo(key, str(array.dtype), axes) for key, array in arrays.items()}
         trtopt.export(module_of(name), model, inputs=inputs, sample=data)
     if name in RANDOM:
         proto = onnx.load(model)
@@ -113,7 +117,17 @@ def make(folder: Path, name: str, modelopt: str | None) -> None:
             tensor.raw_data = drawn(*recipe).tobytes()
             seeds[hashlib.sha256(tensor.raw_data).hexdigest()] = recipe
         onnx.save(proto, model)
-    for mode, methods in METHODS.items() if modelopt else ():
+    model.with_suffix(".seeds.json").write_text(json.dumps(seeds))
+
+
+def make(folder: Path, name: str, modelopt: str | None) -> None:
+    data, judge, model = (folder / f"{name}{kind}" for kind in (".npz", ".judge.npz", ".onnx"))
+    if not model.is_file():
+        arrays = samples_of(name, folder)
+        for path, start in ((data, 0), (judge, 1)):
+            np.savez_compressed(path, **{key: array[start::2] for key, array in arrays.items()})  # type: ignore[arg-type]
+        write_model(name, model, data)
+    for mode, methods in (QUICK if name in RANDOM else METHODS).items() if modelopt else ():
         written = folder / f"{name}.modelopt-{mode}.onnx"
         started = time.monotonic()
         for method in methods if not written.is_file() else ():
@@ -128,13 +142,13 @@ def make(folder: Path, name: str, modelopt: str | None) -> None:
             print(f"{name} {mode} {method}: {time.monotonic() - started:.0f} s, {last}", flush=True)
             if done.returncode == 0:
                 break
-    pack(folder, name, seeds)
+    pack(folder, name, json.loads(model.with_suffix(".seeds.json").read_text()))
 
 
 def pack(folder: Path, name: str, seeds: Mapping[str, Any]) -> None:
     """Put a network's files into one; what is drawn from a seed, or is another weight in FP16, as what it is made of."""
     blobs, halves = dict[str, bytes](), dict[str, str]()
-    with zipfile.ZipFile(folder / f"{name}.pack", "w", zipfile.ZIP_LZMA) as packed:
+    with zipfile.ZipFile(folder / f"{name}.pack", "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(folder.glob(f"{name}.*onnx"), key=lambda path: len(path.name)):  # the model first
             proto = onnx.load(path)
             for tensor in proto.graph.initializer:
@@ -149,7 +163,7 @@ def pack(folder: Path, name: str, seeds: Mapping[str, Any]) -> None:
             if path.name == f"{name}.onnx":
                 for key in [*blobs, *seeds]:
                     floats = np.frombuffer(blobs[key], np.float32) if key in blobs else drawn(*seeds[key])
-                    halves[hashlib.sha256(floats.astype(np.float16).tobytes()).hexdigest()] = key
+                    halves[hashlib.sha256(halved(floats)).hexdigest()] = key
             packed.writestr(path.name, proto.SerializeToString())
         for kind in (".npz", ".judge.npz"):
             packed.write(folder / f"{name}{kind}", f"{name}{kind}", zipfile.ZIP_STORED)
