@@ -170,24 +170,34 @@ class Bench:
         self.row(name).update(runs=built.precision_summary, build_s=built.seconds, plan=engine.stat().st_size)
         self.engines[name] = engine
 
-    def judge(self) -> None:
-        for name, engine in self.engines.items():
-            data = self.folder / f"{self.name}.judge.npz"
-            figures = trtopt.verify(self.folder / f"{self.name}.onnx", engine, data=data).figures()
-            output = next(iter(figures["outputs"].values()))
-            self.row(name).update(db=figures["snr_db"], by_kind=measure(output, figures["samples"]))
+    def judge(self, name: str) -> None:
+        data = self.folder / f"{self.name}.judge.npz"
+        figures = trtopt.verify(self.folder / f"{self.name}.onnx", self.engines[name], data=data).figures()
+        output = next(iter(figures["outputs"].values()))
+        self.row(name).update(db=figures["snr_db"], by_kind=measure(output, figures["samples"]))
 
     def time(self) -> None:
         with np.load(self.folder / f"{self.name}.judge.npz") as arrays, contextlib.ExitStack() as stack:
-            sessions = {name: stack.enter_context(trtopt.Session(path)) for name, path in self.engines.items()}
+            sessions = dict[str, trtopt.Session]()
+            for name, path in self.engines.items():
+                try:
+                    sessions[name] = stack.enter_context(trtopt.Session(path))
+                except trtopt.TrtoptError as error:  # noqa: PERF203  (the others are timed)
+                    self.row(name)["not_timed"] = str(error)
             for batch in self.batches:
                 inputs = {key: np.resize(arrays[key], (batch, *arrays[key].shape[1:])) for key in arrays.files}
-                ways = {name: functools.partial(gpu_ms, session, inputs) for name, session in sessions.items()}
-                for name, medians in in_turns(ways, ROUNDS, rounds=ROUNDS).items():
-                    self.row(name).setdefault("ms", {})[str(batch)] = statistics.median(medians)
+                self.step(f"time @{batch}", functools.partial(self.times, sessions, batch, inputs))
             for name, session in sessions.items():  # of the largest batch
-                layers = session.profile(inputs, 10, 2).layers
-                self.row(name)["layers"] = [(item.name, item.ms, item.kind, str(item.precision)) for item in layers]
+                self.step(f"layers of {name}", functools.partial(self.layers, name, session, inputs))
+
+    def times(self, sessions: Mapping[str, trtopt.Session], batch: int, inputs: Mapping[str, Any]) -> None:
+        ways = {name: functools.partial(gpu_ms, session, inputs) for name, session in sessions.items()}
+        for name, medians in in_turns(ways, ROUNDS, rounds=ROUNDS).items():
+            self.row(name).setdefault("ms", {})[str(batch)] = statistics.median(medians)
+
+    def layers(self, name: str, session: trtopt.Session, inputs: Mapping[str, Any]) -> None:
+        layers = session.profile(inputs, 10, 2).layers
+        self.row(name)["layers"] = [(item.name, item.ms, item.kind, str(item.precision)) for item in layers]
 
     def lines(self) -> list[str]:
         """Return the table, each comparison that is asked for, and what the time of quantized engines goes into."""
@@ -201,12 +211,12 @@ class Bench:
         ]
         lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
         for name, row in rows.items():
-            ms = [f"{row['ms'][size]:.4f}" if "ms" in row else "" for size in sizes]
+            ms = [f"{row['ms'][size]:.4f}" if size in row.get("ms", {}) else "" for size in sizes]
             db = f"{float(row['db'] or 'inf'):.1f}" if "db" in row else ""
             sized = (f"{row.get('plan', 0) / 2**20:.1f}", f"{row.get('build_s', 0):.1f}")
             runs = f"no engine: {row['failed']}" if row.get("failed") else row.get("runs", "")
             lines.append(f"| {' | '.join([name, *ms, db, row.get('by_kind', ''), *sized, runs])} |")
-        timed = {name: row for name, row in rows.items() if "ms" in row}
+        timed = {name: row for name, row in rows.items() if row.get("ms", {}).keys() >= set(sizes)}
         for name, other in timed.items():
             ours = {key: row for key, row in timed.items() if "modelopt" not in key and as_near(row, other)}
             for size in sizes if "modelopt" in name else ():
@@ -258,9 +268,10 @@ def main() -> int:
             bench.step("int4", bench.int4)
         for mode in MODES:
             bench.step(f"modelopt-{mode}", functools.partial(bench.modelopt, mode))
-        bench.step("judge", bench.judge)
         if probe():
             bench.step("time", bench.time)
+        for engine in bench.engines:
+            bench.step(f"judge {engine}", functools.partial(bench.judge, engine))
         print((given.folder / f"{name}.tiers.md").read_text(), flush=True)
         failed |= "failed" in bench.facts
     return int(failed)
