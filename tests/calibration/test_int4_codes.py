@@ -12,7 +12,8 @@ from hypothesis import given, settings, strategies as st
 
 from trtopt import build, verify
 from trtopt.calibration import int4_codes
-from trtopt.calibration.int4_codes import channel_errors, rounded, second_moments
+from trtopt.calibration.compensation import second_moments
+from trtopt.calibration.int4_codes import channel_errors, rounded
 from trtopt.core.values import Precision
 from trtopt.graph.passes.int4 import nearest
 

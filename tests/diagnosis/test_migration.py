@@ -90,11 +90,15 @@ COMMANDS = {
     "--timingCacheFile=t --builderOptimizationLevel=5 --hardwareCompatibilityLevel=ampere+ --skipInference "
     "--layerPrecisions=conv1:fp32 --precisionConstraints=obey --excludeLeanRuntime --maxAuxStreams=2": [
         (
-            "trtopt build m.onnx --sparsity --strip --timing-cache t --optimization-level 5 "
+            "trtopt build m.onnx --sparsity keep --strip --timing-cache t --optimization-level 5 "
             "--hardware-compatibility ampere_plus --precision-override conv1=fp32 --exclude-lean-runtime --max-aux-streams 2 "
             "-o m.engine"
         )
     ],
+    "trtexec --onnx=m.onnx --fp16 --sparsity=force --skipInference": [
+        "trtopt build m.onnx --fp16 --sparsity prune -o m.engine"
+    ],
+    "trtexec --onnx=m.onnx --fp16 --sparsity=disable --skipInference": ["trtopt build m.onnx --fp16 -o m.engine"],
 }  # fmt: skip
 
 

@@ -105,7 +105,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "exclude_lean_runtime": ({"version_compatible": True, "exclude_lean_runtime": True}, {}),
     "strip": ({"strip": True}, {"8.6.0": "`strip=True`"}),
     "refit": ({"refit": True}, {}),
-    "sparsity": ({"sparsity": True}, {}),
+    "sparsity": ({"sparsity": "keep"}, {}),
     "tf32": ({"tf32": False}, {}),
     "embed_preprocess": ({"embed_preprocess": True}, {}),  # lowered by the graph
     "mark_output": ({"mark_output": ("y",)}, {}),  # lowered by the graph
@@ -204,7 +204,7 @@ def test_all_options_at_once_set_exactly_these(
         exclude_lean_runtime=True,
         strip=version != "8.6.0",
         refit=True,
-        sparsity=True,
+        sparsity="keep",
         tf32=False,
     )
     build(generation, float_net, spec)

@@ -9,7 +9,7 @@ import pytest
 
 from trtopt.core.errors import EngineError
 from trtopt.core.values import LayerInfo, Precision
-from trtopt.trt.layers import LayerReport, from_dump, from_inspector, onnx_nodes, profile_suffix
+from trtopt.trt.layers import LayerReport, from_dump, from_inspector, onnx_nodes, profile_suffix, sparse_kernels
 
 # As TensorRT-RTX 1.7.1 writes them; strides shortened, one name made hard.
 DUMP = """Layers:
@@ -182,3 +182,18 @@ def test_metadata_names_with_brackets(between: str) -> None:
 
 def test_layers_of_later_profiles_have_an_ending() -> None:
     assert [profile_suffix(name) for name in ("a", "a [profile 0]", "a [profile 12]")] == ["", "", " [profile 12]"]
+
+
+@pytest.mark.parametrize(
+    ("tactics", "said"),
+    [
+        (["sm80_xmma_fprop_sparse_conv_f16f16", "sm80_xmma_gemm_f16f16", ""], "sparse kernels in 1 of 3 layers"),
+        (["sm80_xmma_gemm_f16f16", "sm90_xmma_gemm_f16f16"], "sparse kernels in 0 of 2 layers"),
+        (["__myelin_CASK_STUB", "__myl_FcAdd_0x33", "0x9cd5cdc35441c505", ""], "which kernels are sparse isn't known"),
+        ([], "which kernels are sparse isn't known"),
+    ],
+)
+def test_sparse_kernels_are_known_by_their_names(tactics: Sequence[str], said: str) -> None:
+    layers = [LayerInfo("a", "matmul", Precision.FP16, tactic=tactic) for tactic in tactics]
+    other = LayerInfo("b", "other", Precision.FP16, tactic="sparse_reformat")
+    assert sparse_kernels([*layers, other]) == said

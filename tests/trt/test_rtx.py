@@ -104,7 +104,7 @@ def test_options_it_honours_change_the_build(rtx: Generation, tmp_path: Path) ->
     model = nets.conv_net(tmp_path / "m.onnx")
     large = {"x": ShapeRange((8, 3, 32, 32), (16, 3, 32, 32), (16, 3, 32, 32))}
     others = {"optimization_level": 5, "max_aux_streams": 0, "workspace": 1 << 30}
-    spec = BuildSpec(profiles=(X, large), sparsity=True, tf32=False, **others)
+    spec = BuildSpec(profiles=(X, large), sparsity="keep", tf32=False, **others)
     assert rtx.build(model, spec, quantized=False).layers
     with pytest.raises(BuildFailed, match="`workspace=`"):
         rtx.build(model, BuildSpec(profiles=(X,), workspace=4), quantized=False)

@@ -80,6 +80,8 @@ def build(request: BuildRequest) -> BuildResult:
             results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why.
         min_agreement, min_snr, metric with min: with INT8, limits that `tune` keeps; see `verify` for their defaults.
         int4: INT4 weights of MatMul and Gemm, in blocks of 128 or 64 inputs, by GPTQ on `images` or `data` where given.
+        sparsity: "keep": sparse kernels where weights are 2:4; "prune": made so first, by SparseGPT on `images` or `data`,
+            else by magnitude, in FP16 and INT8; what that loses is told, and `min_snr` is its limit.
         images, data, calib: where scales come from: images, arrays (files or in memory), a table that `calibrate` wrote, or a
             TensorRT calibration cache. With `calib`, the others only judge.
         embed_preprocess: the engine takes uint8 pixels (samples × height × width × 3 in RGB, or × 1 in gray); `shapes` are of
@@ -144,8 +146,8 @@ def _built(request: BuildRequest) -> BuildResult:
 
 def goal_asked(request: BuildRequest) -> Goal | None:
     """Return the goal of a build that isn't `best`, for which layers are chosen; None: there is none."""
-    half = (request.fp16 or request.bf16) and not (request.int8 or request.fp8)
-    return goal_of(without(request, "min_snr") if half else request)  # there the builder keeps it
+    builders = request.sparsity == "prune" or ((request.fp16 or request.bf16) and not (request.int8 or request.fp8))
+    return goal_of(without(request, "min_snr") if builders else request)  # there the builder keeps it
 
 
 @taking(TuneRequest)
@@ -157,6 +159,10 @@ def tune(request: TuneRequest) -> BuildResult:
     if request.best:
         raise UsageError(
             "`best=True` is `build`'s: it keeps one of several engines, tune looks for what stays out of INT8: drop it"
+        )
+    if request.sparsity == "prune":
+        raise UsageError(
+            "`sparsity='prune'` is `build`'s: what it loses no layer out of INT8 mends; `min_snr=` is its limit there"
         )
     goal = goal_of(request)
     if goal is None:

@@ -75,6 +75,7 @@ def asked_of_builder(request: BuildRequest, precision: Precision, preprocess: An
             text for text in request.precision_override if Override.parse(text).precision in precisions
         ],
         preprocess=preprocess,
+        sparsity="off" if request.sparsity == "prune" else request.sparsity,  # the engine that the other one replaces
         reporter=Prefixed(request.reporter, precision),
     )
 

@@ -67,6 +67,17 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     )
 
 
+def _check_pruning(request: BuildRequest) -> None:
+    """Raise UsageError for what would judge a pruned model by other weights, or prune it several times."""
+    for name in ("best", "heal", "certify", "min_agreement", "metric"):
+        if (value := getattr(request, name)) not in (False, None):
+            option = named(name, True if value is True else None)
+            raise UsageError(
+                f"`sparsity='prune'` and {option} are both given: of limits it keeps `min_snr=` alone; drop {option}, keep the "
+                "graph by `save_onnx=`, and let trtopt verify or certify judge the engine"
+            )
+
+
 def with_profiles(spec: BuildSpec, model: Model, preprocess: Preprocess | None, request: BuildRequest) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
     the size of the images, which their preparation says. What the error proposes has the sizes of the samples."""
@@ -98,6 +109,8 @@ def with_profiles(spec: BuildSpec, model: Model, preprocess: Preprocess | None, 
 
 def check_outputs(request: BuildRequest) -> None:
     """Raise UsageError for outputs that can't be right; whether they can be written the call itself has seen."""
+    if request.sparsity == "prune":
+        _check_pruning(request)
     if request.save_cache is not None and request.calibrator != "native":
         raise UsageError(
             "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "

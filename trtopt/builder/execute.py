@@ -19,7 +19,8 @@ import onnx
 from trtopt.builder.lowering import NO_INT4, Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
 from trtopt.calibration.int4_codes import find_codes
-from trtopt.calibration.safety import Safety, find_unsafe
+from trtopt.calibration.pruning import Pruned
+from trtopt.calibration.safety import Safety, decibels, find_unsafe
 from trtopt.core.errors import (
     AccuracyLost,
     BackendError,
@@ -49,6 +50,7 @@ from trtopt.linting.refusals import explained
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.folding import proven
 from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.layers import sparse_kernels
 from trtopt.trt.parsing import refusal
 from trtopt.trt.profiles import validate_profiles
 
@@ -78,7 +80,7 @@ def execute(plan: BuildPlan) -> Built:
     """Lower and build the folded model, and judge what the engine runs; nothing is written. Raises as `trtopt.build`."""
     spec, inputs, start = plan.spec, plan.model.inputs, time.monotonic()
     reporter = plan.request.reporter
-    folded_model = proven(plan.model, samples=plan.samples or (), profiles=spec.profiles, reporter=reporter)
+    folded_model = proven(plan.built, samples=plan.samples or (), profiles=spec.profiles, reporter=reporter)
     folded = folded_model.proto
     if folded_model.report.problem:
         reporter.warn(folded_model.report.warning)
@@ -105,6 +107,8 @@ def execute(plan: BuildPlan) -> Built:
             reporter.note(f"with Q/DQ in the graph instead, since with scales beside it: {error}")
             spec = plan.spec
             lowered, engine, report = _construct(plan, folded, unsafe)
+    if spec.sparsity != "off":
+        lowered = replace(lowered, weights="; ".join(filter(None, [lowered.weights, sparse_kernels(engine.layers)])))
     for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
         reporter.warn(warning)
     return Built(spec, lowered, engine, report, safety, time.monotonic() - start)
@@ -128,13 +132,13 @@ def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
         option = f"`{spec.base}=True`"
         reporter.note(f"the model is {own.upper()} already, and its types stay as they are: {option} changes nothing")
         return None
-    if plan.samples is None:
+    if plan.samples is None or spec.precision.quantized:
         return None
-    given, limit = plan.model.proto, request.min_snr
+    given, limit = plan.built.proto, request.min_snr if plan.pruned is None else None
     safety = find_unsafe(folded, spec, plan.samples, given=given, limit_db=limit, reporter=reporter)
-    if safety.missed and request.min_snr is not None and not request.best:
+    if safety.missed and limit is not None and not request.best:
         fp32, advice = safety.fp32_db, "without `min_snr=` it is built unjudged"
-        if fp32 is not None and fp32 >= request.min_snr:
+        if fp32 is not None and fp32 >= limit:
             known = f"FP32 gives {fp32:.0f}" if math.isfinite(fp32) else "FP32 loses nothing"
             advice = f"{known}: drop `{spec.base}=True`, or ask for less as `min_snr=`"
         raise AccuracyLost(f"{safety}. Nothing was written; {advice}")
@@ -237,6 +241,8 @@ def _planned(
             embedded=plan.embedded,
         )
         asked = lowered.asked
+        if plan.pruned is not None:
+            lowered = replace(lowered, weights=_judged(plan, plan.pruned(), lowered.proto))
         save_model(lowered.proto, path)
         engine = generation.build(
             path,
@@ -266,6 +272,18 @@ def _planned(
     except BackendError as error:
         raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
     return _planned(plan, parts, unsafe, {**unquantized, **_new(parts, graph)}, folder)
+
+
+def _judged(plan: BuildPlan, pruned: Pruned, graph: onnx.ModelProto) -> str:
+    """Say what is 2:4 in a graph, and what it loses against the model as given; AccuracyLost where `min_snr=` asks for more."""
+    said, limit, found = str(pruned), plan.request.min_snr, -math.inf
+    if pruned.snr_db is not None:
+        found = pruned.snr_db(graph if plan.embedded is None else pruned.model.proto)  # pixels aren't the samples
+        said += f", {decibels(found)} at the outputs on {pruned.judged} samples"
+    if limit is not None and not found >= limit:
+        why = f"{said}, and `min_snr=` asks for {limit:g}"
+        raise AccuracyLost(f"{why}. Nothing was written; ask for less, or drop `sparsity='prune'`")
+    return said
 
 
 def _in_parts(graph: onnx.ModelProto, operators: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:

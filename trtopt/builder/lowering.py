@@ -56,7 +56,7 @@ class Lowered:
         preferred: node → precision to compute in where that can be built, for weakly typed builds.
         typed: the graph carries its precisions itself.
         source: the graph that it was made of.
-        weights: how many matrix products have INT4 weights, in words; empty: that wasn't asked for.
+        weights: how many are INT4 or 2:4, in words; empty: that wasn't asked for.
     """
 
     proto: onnx.ModelProto

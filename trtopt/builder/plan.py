@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +13,7 @@ from typing import Any, cast
 from trtopt.builder.asked import check_outputs, spec_of, with_profiles
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
+from trtopt.calibration.pruning import Pruned, prune
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
 from trtopt.core.errors import UsageError
@@ -30,6 +31,7 @@ from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.prepare import prepare
 from trtopt.graph.proto import custom_nodes, operators_in
 from trtopt.linting.refusals import refuse
+from trtopt.ort.folding import proven
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import Generation
@@ -42,11 +44,12 @@ class BuildPlan:
     Attributes:
         scales: where they come from; quantized: the model holds its own.
         stated: output → the kind that the user says.
-        samples: that say what has to stay in FP32, where the build isn't quantized.
+        samples: that say what has to stay in FP32, where the build isn't quantized; which weights go, where it prunes.
         table: the scales; native, cache: for TensorRT's own calibrator, instead.
         beside: the table as such a cache, where the scales are to stand beside the graph (`Scales.beside_graph`).
         preprocessing: as the manifest describes it; embedded: what of it the engine does itself.
         coded: node → INT4 codes that the samples have chosen (`execute`).
+        pruned: prunes the model, once, when it is first asked for; None: that isn't wanted.
     """
 
     request: BuildRequest
@@ -65,11 +68,17 @@ class BuildPlan:
     preprocessing: Mapping[str, Any] | None = None
     embedded: Embedded | None = None
     coded: Mapping[str, Coded] = field(default_factory=dict)
+    pruned: Callable[[], Pruned] | None = None
 
     @property
     def in_graph(self) -> Table | None:
         """The table whose scales go into the graph; None: there is none, or they stand beside it."""
         return None if self.spec.calibrator == "native" else self.table
+
+    @property
+    def built(self) -> Model:
+        """The model that is built: as given, or with its weights pruned."""
+        return self.model if self.pruned is None else self.pruned().model
 
     @property
     def output(self) -> Path:
@@ -154,7 +163,8 @@ def plan_build(request: BuildRequest, spec: BuildSpec | None = None) -> BuildPla
     refuse(generation, model, prepare(model, reporter=reporter).proto if asked else None)
     scales = Scales(request, request.preprocess)
     scales.check(spec, quantized)
-    if not (reduced or sampled or request.min_snr is None or request.best):
+    pruning = spec.sparsity == "prune"
+    if not ((reduced and not pruning) or sampled or request.min_snr is None or request.best):
         raise UsageError("`min_snr=` is judged on real samples: add `images=DIR` or `data='F.npz'`")
     if not spec.targets and (targets := generation.targets(spec)):
         reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
@@ -168,13 +178,22 @@ def plan_build(request: BuildRequest, spec: BuildSpec | None = None) -> BuildPla
         scales = replace(scales, preprocess=sized_preprocess)
     if spec.embed_preprocess and (preprocess is not None or request.calib is None):  # else the table knows
         Embedded.of(preprocess, model.inputs)
-    samples = real_samples(model, request) if sampled and not reduced else None
-    return BuildPlan(request, spec, model, generation, classes, kinds_stated, scales, quantized, samples)
+    samples = real_samples(model, request) if sampled and (pruning or not reduced) else None
+    plan = BuildPlan(request, spec, model, generation, classes, kinds_stated, scales, quantized, samples)
+    return replace(plan, pruned=functools.cache(functools.partial(_pruned, plan))) if pruning else plan
+
+
+def _pruned(plan: BuildPlan) -> Pruned:
+    """Prune the folded model."""
+    spec, samples, reporter = plan.spec, plan.samples, plan.request.reporter
+    folded = proven(plan.model, samples=samples or (), profiles=spec.profiles, reporter=reporter).proto
+    return prune(plan.model, folded, samples, overrides=spec.overrides, reporter=reporter)
 
 
 def with_scales(plan: BuildPlan) -> BuildPlan:
     """Return the plan with its scales, which are measured where they aren't given, and with how images are prepared."""
-    request, spec, model, scales = plan.request, plan.spec, plan.model, plan.scales
+    request, spec, scales = plan.request, plan.spec, plan.scales
+    model = plan.built if spec.precision.quantized else plan.model
     if spec.embed_preprocess and request.data is not None:  # which is used as it is
         scales = replace(scales, preprocess=None)
     table = scales.table(model, spec, plan.quantized)

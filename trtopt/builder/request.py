@@ -113,7 +113,11 @@ class BuildRequest:
     )
     strip: bool = option(False, help="Leave the weights out of the plan.")
     refit: bool = option(False, help="Let weights be replaced later.")
-    sparsity: bool = option(False, help="Use 2:4 sparse kernels where weights allow.")
+    sparsity: str = option(
+        "off",
+        help="keep: 2:4 sparse kernels where weights are so; prune: make them so first, by samples if given.",
+        metavar="off|keep|prune",
+    )
     force: bool = option(False, help="Build even if the engine is up to date, or in the store.")
     store: str | os.PathLike[str] | None = shared.store()
     save_onnx: str | os.PathLike[str] | None = shared.written(

@@ -1,10 +1,8 @@
 """INT4 codes chosen by what is multiplied with them, so that a product keeps its values instead of each weight its own.
 
-The error of a product's output channel is eᵀ C e, e its weights' rounding errors and C the second moments of the inputs. For
-each block the scale is that of a small grid with the least error (clipping, as in Lin et al., "AWQ: Activation-aware Weight
-Quantization for LLM Compression and Acceleration", arXiv 2306.00978). Then the codes are rounded one input after the other, the
-most moved first, each error brought to the inputs that follow (Frantar et al., "GPTQ: Accurate Post-Training Quantization for
-Generative Pre-trained Transformers", arXiv 2210.17323). A channel that is better off with the nearest codes keeps these.
+For each block the scale is that of a small grid with the least error (clipping, as in Lin et al., "AWQ: Activation-aware Weight
+Quantization for LLM Compression and Acceleration", arXiv 2306.00978). Then the codes are rounded one input after the other
+(`compensation`), the most moved first. A channel that is better off with the nearest codes keeps these.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.calibration.rounding import SHRINKAGE, Floats, Moments, moments, unsupported
+from trtopt.calibration.compensation import compensated, second_moments
+from trtopt.calibration.rounding import Floats, Moments, moments, unsupported
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Precision
 from trtopt.data import Batches
@@ -31,8 +30,6 @@ from trtopt.graph.view import attribute, to_ir
 from trtopt.ort.sessions import open_session, run_session
 
 CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5)  # of a block's largest magnitude
-_DAMPING = 0.01  # of the mean second moment, added to each
-_STEP = 128  # inputs whose errors are brought to the others together
 _BYTES = 1 << 30  # of moments that are gathered in one pass over the samples
 
 
@@ -112,16 +109,6 @@ def _gathered(proto: ModelProto, part: Sequence[_Shared], batches: Batches) -> d
     return total
 
 
-def second_moments(gathered: Moments) -> Floats:
-    """K × K second moments of a product's inputs; the fewer samples there are, the less counts what goes together in them."""
-    squares, sums, count = gathered
-    mean = sums[0] / count
-    covariance = squares[0] / count - np.outer(mean, mean)
-    share = min(SHRINKAGE, len(mean) / (len(mean) + count))
-    shrunk = (1 - share) * covariance + share * np.diag(np.diag(covariance))
-    return np.asarray(shrunk + np.outer(mean, mean))
-
-
 def channel_errors(coded: Coded, weight: NDArray[np.float32], second: Floats) -> Floats:
     """The mean squared error of each of N outputs."""
     error = np.asarray(coded.floats(), np.float64) - weight
@@ -164,25 +151,13 @@ def _clipped(weight: NDArray[np.float32], second: Floats, base: Precision, plain
 
 
 def _compensated(weight: NDArray[np.float32], second: Floats, start: Coded) -> Coded:
-    """GPTQ's codes for the scales of `start`."""
-    moved: NDArray[Any] = np.diag(second)
-    order = np.argsort(-moved, kind="stable")
-    hessian = second[np.ix_(order, order)] + np.eye(len(second)) * (_DAMPING * moved.mean() or 1.0)
-    try:
-        upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
-    except np.linalg.LinAlgError:
-        return start
-    left = np.asarray(weight, np.float64)[order]
-    steps = np.repeat(start.scale, start.block, axis=0).astype(np.float64)[order]
-    codes = np.empty_like(left)
-    for first in range(0, len(left), _STEP):
-        end = min(first + _STEP, len(left))
-        errors = np.empty((end - first, left.shape[1]))
-        for row in range(first, end):
-            codes[row] = np.clip(np.rint(left[row] / steps[row]), FORM.least, FORM.largest)
-            errors[row - first] = (left[row] - codes[row] * steps[row]) / upper[row, row]
-            left[row + 1 : end] -= np.outer(upper[row, row + 1 : end], errors[row - first])
-        left[end:] -= upper[first:end, end:].T @ errors
-    placed = np.empty_like(start.codes)
-    placed[order] = codes
-    return Coded(placed, start.scale)
+    """GPTQ's codes for the scales of `start`, those of the most moved inputs first."""
+    order = np.argsort(-np.diag(second), kind="stable")
+    steps = np.repeat(start.scale, start.block, axis=0).astype(np.float64)
+    ordered = steps[order]
+
+    def kept(row: int, left: Floats, _: Floats) -> Floats:
+        return np.asarray(np.clip(np.rint(left[row] / ordered[row]), FORM.least, FORM.largest) * ordered[row])
+
+    made = compensated(weight, second, order, kept)
+    return start if made is None else Coded(np.rint(made / steps).astype(np.int8), start.scale)

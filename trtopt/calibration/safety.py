@@ -77,13 +77,13 @@ class Safety(Described):
         )
         if self.safe_db is None or self.plain_db is None:
             return f"{name} on {self.samples} samples: {summary}; the outputs weren't compared: {self.unjudged}"
-        before = f" (without that {_decibels(self.plain_db)})" if count else ""
+        before = f" (without that {decibels(self.plain_db)})" if count else ""
         missed = f", less than the {self.limit_db:g} asked for" if self.safe_db < self.limit_db else ""
         missed += f"; why isn't known: {self.unjudged}" if self.unjudged else ""
-        return f"{name} on {self.samples} samples: {summary}; {_decibels(self.safe_db)} at the outputs{before}{missed}"
+        return f"{name} on {self.samples} samples: {summary}; {decibels(self.safe_db)} at the outputs{before}{missed}"
 
 
-def _decibels(value: float) -> str:
+def decibels(value: float) -> str:
     if math.isinf(value):
         return "no difference" if value > 0 else "not finite"
     return f"{round(value, 1) + 0.0:.1f} dB"
@@ -176,7 +176,7 @@ class _Search:
 
         def within(chosen: Sequence[_Block]) -> bool:
             snr = self.judged(kept(chosen))
-            phase.detail(f"{sum(len(nodes) for nodes, _ in chosen)} nodes in FP32: {_decibels(snr)}")
+            phase.detail(f"{sum(len(nodes) for nodes, _ in chosen)} nodes in FP32: {decibels(snr)}")
             return snr >= self.limit
 
         if not within(blocks):
@@ -213,7 +213,7 @@ class _Search:
         nodes, noise = block
         what = "it alone" if len(nodes) == 1 else f"it and {len(nodes) - 1} beside it"
         result = (
-            f"brings the outputs to {_decibels(snr_db(noise))}" if noise != math.inf else "makes them infinite or NaN"
+            f"brings the outputs to {decibels(snr_db(noise))}" if noise != math.inf else "makes them infinite or NaN"
         )
         return f"in {str(self.spec.base).upper()} {what} {result}"
 

@@ -39,6 +39,7 @@ COMPUTED = tuple(str(item) for item in Precision if item is not Precision.INT4) 
 METHODS = ("auto", "entropy", "mse", "minmax", "percentile")
 BACKENDS = ("auto", "tensorrt", "rtx")
 CALIBRATORS = ("trtopt", "native")
+SPARSITY = ("off", "keep", "prune")
 HARDWARE_LEVELS = ("none", "ampere_plus", "same_compute_capability")
 MIN_AGREEMENT = 0.95
 """What tools call "1 % accuracy loss" is measured with labels. Agreement counts every changed class, also from one wrong
@@ -277,7 +278,7 @@ class BuildSpec:
         instead="use `refit=True` alone, or drop it",
     )
     refit: bool = _setting(False, flag="REFIT", lacking="can't refit here")
-    sparsity: bool = _setting(False, flag="SPARSE_WEIGHTS", layers=True)
+    sparsity: str = _setting("off", flag="SPARSE_WEIGHTS", layers=True)
     tf32: bool = _setting(True, flag="TF32", layers=True)
     allow_precision_fallback: bool = False
     device: int = 0
@@ -287,6 +288,13 @@ class BuildSpec:
         choice(self.calibrator, CALIBRATORS, "`calibrator=`")
         choice(self.hardware_compatibility, HARDWARE_LEVELS, "`hardware_compatibility=`")
         choice(str(self.precision), COMPUTED, "`precision=`")
+        choice(self.sparsity, SPARSITY, "`sparsity=`")
+        if self.sparsity == "prune" and (self.precision not in (Precision.FP16, Precision.INT8) or self.int4):
+            here = "INT4 codes" if self.int4 else self.precision.upper()
+            raise UsageError(
+                "`sparsity='prune'` is for `fp16=True` and `int8=True`, which TensorRT has 2:4 sparse kernels for; this is "
+                f"{here}"
+            )
         if self.remainder.quantized or self.remainder is Precision.INT4:
             raise UsageError(f"`remainder=` is {self.remainder}; allowed: fp32, fp16, bf16")
         if self.int4 and (self.refit or self.strip):

@@ -20,7 +20,12 @@ from trtopt.core.files import whole
 from trtopt.core.shapes import parse_profile
 from trtopt.core.values import x
 
-_VALUES = {"ampere+": "ampere_plus", "sameComputeCapability": "same_compute_capability"}
+_VALUES = {
+    "ampere+": "ampere_plus",
+    "sameComputeCapability": "same_compute_capability",
+    "enable": "keep",
+    "force": "prune",
+}
 IMAGES = ("--images", "DIR", "--preprocess", "PRESET")
 _PROGRAMS = ("trtexec", "tensorrt_rtx")
 

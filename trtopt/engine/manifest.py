@@ -75,7 +75,7 @@ def precision_summary(
 
     Args:
         unknown: why some or all of the layers aren't known.
-        weights: how many products have INT4 weights, in words.
+        weights: how many are INT4 or 2:4 sparse, in words.
     """
     heavy = [layer for layer in layers if layer.kind in HEAVY]
     found = Counter(str(layer.precision) for layer in heavy)

@@ -73,6 +73,15 @@ def profile_suffix(name: str) -> str:
     return (_PROFILE.search(name) or [""])[0]
 
 
+def sparse_kernels(layers: Sequence[LayerInfo]) -> str:
+    """Say how many layers with products run sparse kernels, as the names of these tell; TensorRT-RTX makes kernels later."""
+    heavy = [layer for layer in layers if layer.kind != "other"]
+    named = [layer.tactic for layer in heavy if re.search(r"^(?!0x|__my)\w+$", layer.tactic)]
+    if not named:
+        return "which kernels are sparse isn't known"
+    return f"sparse kernels in {sum('sparse' in name for name in named)} of {len(heavy)} layers"
+
+
 @dataclass(frozen=True)
 class LayerReport:
     """The layers of an engine, as it reports them.
