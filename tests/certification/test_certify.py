@@ -483,5 +483,8 @@ def test_wrong_values_of_an_engine_are_placed_by_its_tensors(
         found = trtopt.certify(other, engine, data=engine.with_name("data.npz"), locate=True)
         assert not found.ok and found.place is not None and found.place.op == "Conv" and not found.place.vanishes
         assert "the model as given fails first at" in str(found)
+        certificates.replace(before, spec={**before.spec, "calibrator": "native"}).save(engine)
+        beside = trtopt.certify(other, engine, data=engine.with_name("data.npz"), locate=True)
+        assert not beside.ok and beside.place is None, "it isn't looked for, and the verdict stays"
     finally:
         before.save(engine)
