@@ -35,7 +35,7 @@ from trtopt.evaluation.limits import MIN_SNR, Limits, not_finite
 from trtopt.evaluation.verify import verify
 from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model
-from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.prepare import holds_scales
 from trtopt.linting.checker import check
 from trtopt.recipes.loader import Recipe, load_recipe
 from trtopt.recipes.request import PipelineRequest
@@ -225,8 +225,8 @@ def _subject(request: PipelineRequest) -> _Subject:
         raise UsageError("`images=` and `data=`: give one of the two")
     if recipe.preprocess is not None:
         Preprocess.load(recipe.preprocess)  # with arrays, too, beside which it has no effect
-    has_scales = recipe.onnx is not None and is_quantized(
-        load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True).proto
+    has_scales = recipe.onnx is not None and holds_scales(
+        load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True)
     )
     calibrates = precision.quantized and not has_scales
     if request.method != "auto" and not calibrates:

@@ -247,6 +247,29 @@ def test_a_model_that_holds_qdq_is_taken_as_it_is(files: Path, tmp_path: Path) -
     assert any("the model is quantized, which `int8=True` says" in text for text in heard.warnings)
 
 
+def test_what_tensorrt_cant_keep_of_a_quantized_model_is_calibrated_anew(files: Path, tmp_path: Path) -> None:
+    dynamic = parsed(
+        """(float[batch,64] x) => (float[batch,64] y) {
+        c, s, z = DynamicQuantizeLinear(x) [fc] i = MatMulInteger(c, w, z) f = Cast<to=1>(i) t = Mul(s, ws) y = Mul(f, t) }""",
+        w=np.arange(-64, 64, dtype=np.int8).repeat(32).reshape(64, 64), ws=np.float32(0.01),
+    )  # fmt: skip
+    heard, data = Heard(), {"x": values(16, 64)}
+    built = build(dynamic, tmp_path / "a.engine", int8=True, data=data, target=TARGET, reporter=heard)
+    assert built.precision["int8"] == 1
+    assert any("1 MatMulInteger written as floating operators" in text for text in heard.warnings)
+    assert any("1 MatMulInteger" in text for text in built.warnings)
+    skewed = parsed(
+        """(float[batch,64] x) => (float[batch,64] y) {
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, ws, wz) [fc] y = MatMul(d, v) }""",
+        w=np.arange(-64, 64, dtype=np.int8).repeat(32).reshape(64, 64), s=np.float32(0.02), z=np.uint8(60),
+        ws=np.float32(0.01), wz=np.int8(0),
+    )  # fmt: skip
+    for options, said in (({}, "moved to symmetric scales"), ({"data": data}, "weights in floating point")):
+        built = build(skewed, tmp_path / "b.engine", int8=True, target=TARGET, force=True, **options)
+        assert built.precision["int8"] == 1
+        assert said in " ".join(built.warnings)
+
+
 def test_a_table_gives_the_same_engine_as_its_data(files: Path, tmp_path: Path) -> None:
     calibrate(files / "net.onnx", tmp_path / "net.calib.json", data=files / "data.npz", threads=1)
     by_table = _build(files, tmp_path / "a.engine", int8=True, calib=tmp_path / "net.calib.json", data=None)
@@ -362,15 +385,11 @@ def test_a_layer_that_has_no_quantized_kernel_is_left_out_in_a_second_build(
         _build(files, tmp_path / "other.engine", int8=True)
 
 
-def test_a_dynamically_quantized_model_is_told_to_give_the_float_one(tmp_path: Path) -> None:
-    from onnxruntime.quantization import quantize_dynamic
-
-    net = parsed("(float[n,32] x) => (float[n,32] y) { y = MatMul(x, w) }", w=values(32, 32))
-    onnx.save(net, tmp_path / "m.onnx")
-    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx")
-    said = r"quantized already.*MatMulInteger.*give the float model.*`int8=True`"
+def test_codes_by_an_inputs_range_that_something_else_reads_are_refused(tmp_path: Path) -> None:
+    net = parsed("(float[n,32] x) => (float[n,32] y) { [d] c, s, z = DynamicQuantizeLinear(x) y = Cast<to=1>(c) }")
+    said = r"quantized already.*d \(DynamicQuantizeLinear\).*give the float model.*`int8=True`"
     with pytest.raises(UnsupportedOperator, match=said):
-        build(tmp_path / "q.onnx", tmp_path / "q.engine", fp16=True, target=TARGET)
+        build(net, tmp_path / "q.engine", fp16=True, target=TARGET)
     assert not (tmp_path / "q.engine").exists()
 
 

@@ -255,9 +255,10 @@ def test_a_quantized_model_and_one_without_layers_are_refused(digits: NDArray[np
         calibrate(made, data={"x": digits}, threads=1)
     dynamic = digits_model()
     dynamic.graph.node.insert(
-        0, helper.make_node("DynamicQuantizeLinear", ["x"], ["codes", "scale", "zero"], "quantizer")
+        0, helper.make_node("DynamicQuantizeLSTM", ["x"], ["states"], "steps", domain="com.microsoft")
     )
-    with pytest.raises(CalibrationError, match=r"quantized already.*DynamicQuantizeLinear.*give the float model"):
+    dynamic.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(CalibrationError, match=r"quantized already.*DynamicQuantizeLSTM.*give the float model"):
         calibrate(dynamic, data={"x": digits}, threads=1)
     with pytest.raises(CalibrationError, match=r"nothing to quantize.*`precision_override=` asks for fp32"):
         calibrate(digits_model(), data={"x": digits}, threads=1, precision_override=["Conv=fp32"])

@@ -190,16 +190,6 @@ KEPT: dict[str, tuple[ModelProto, str]] = {  # what is left: operators, their no
                 q=np.arange(4, dtype=np.int32).reshape(1, 4), scale=np.float32(0.5)),
         "DequantizeLinear, Add",
     ),
-    "codes of a bias": (  # as ONNX Runtime's quantizer writes them
-        written(f"{IMAGE} {{ c = DequantizeLinear <axis = 0> (q, s, z) [own] y = Conv (x, w, c) }}", w=values(4, 3, 3, 3),
-                q=np.array([1, -20, 300, 0], np.int32), s=NORM["v"], z=np.zeros(4, np.int32)),
-        "Conv own",
-    ),
-    "codes of a bias of one scale": (
-        written(f"{IMAGE} {{ c = DequantizeLinear (q, s, z) [own] y = Conv (x, w, c) }}", w=values(4, 3, 3, 3),
-                q=np.array([1, -20, 300, 0], np.int32), s=np.float32(0.01), z=np.int32(0)),
-        "Conv own",
-    ),
     "an output that is an input, or made of constants": (
         written("(float[n,3,8,8] x) => (float[] y, float[] z) { y = Identity (x) z = Add (x, c) }", c=np.ones(1, np.float32)),
         "Identity, Add",

@@ -12,7 +12,6 @@ import onnx
 import pytest
 from graphs import conv_relu, model, node, rapidocr, values, written
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from trtopt.core.errors import InvalidModel, OutputError, TrtoptError, UsageError
 from trtopt.graph.io import load_model, save_model
@@ -380,39 +379,6 @@ def test_constants_that_can_not_be_are_named(proto: ModelProto, told: str) -> No
 def test_an_output_that_is_a_weight_has_its_shape() -> None:
     proto = written("(float[2,3] x) => (float[] y, float[] w) { y = Add (x, w) }", w=values(2, 3))
     assert [value.shape for value in load_model(proto).outputs] == [(2, 3), (2, 3)]
-
-
-@pytest.mark.parametrize("stored", [True, False], ids=["codes", "weights"])
-@pytest.mark.parametrize("dead", [True, False])
-def test_a_scale_of_0_is_mended_where_all_that_it_scales_is_0(stored: bool, dead: bool) -> None:
-    weight = values(4, 3, 3, 3)
-    weight[1] = 0 if dead else 1
-    scale = (np.abs(weight).max((1, 2, 3)) / 127).astype(np.float32)
-    scale[1] = 0
-    if stored:
-        weight = np.rint(weight / np.where(scale, scale, 1).reshape(-1, 1, 1, 1)).astype(np.int8)
-    first, codes = ("", "v") if stored else ("w = QuantizeLinear <axis = 0> (v, s, z)", "w")
-    last = f"d = DequantizeLinear <axis = 0> ({codes}, s, z) y = Conv (x, d)"
-    text = f"(float[n,3,8,8] x) => (float[] y) {{ {first} {last} }}"
-    loaded = load_model(written(text, 19, v=weight, s=scale, z=np.zeros(4, np.int8)))
-    found = next(numpy_helper.to_array(item) for item in loaded.proto.graph.initializer if item.name == "s")
-    assert loaded.mended is dead and found[1] == dead and np.array_equal(np.delete(found, 1), np.delete(scale, 1))
-    if dead:
-        (y,) = ReferenceEvaluator(loaded.proto).run(None, {"x": values(1, 3, 8, 8, seed=1)})
-        assert not y[:, 1].any() and y[:, 0].any()
-
-
-@pytest.mark.parametrize(
-    ("count", "axis", "dead"), [(1, 1, True), (1, 1, False), (4, 7, None), (4, -7, None), (3, 0, None)]
-)
-def test_one_scale_of_0_for_all_is_mended_where_all_is_0_and_those_that_fit_no_axis_stay(
-    count: int, axis: int, dead: bool | None
-) -> None:
-    text = f"(float[n,3,8,8] x) => (float[] y) {{ d = DequantizeLinear <axis = {axis}> (v, s) y = Conv (x, d) }}"
-    scale = np.zeros((count,) if count > 1 else (), np.float32)
-    loaded = load_model(written(text, 19, v=np.full((4, 3, 3, 3), dead is False, np.int8), s=scale))
-    found = next(numpy_helper.to_array(item) for item in loaded.proto.graph.initializer if item.name == "s")
-    assert loaded.mended is bool(dead) and (found == bool(dead)).all() and found.shape == scale.shape
 
 
 def test_a_plugin_in_the_name_of_onnx_has_a_domain_of_its_own() -> None:

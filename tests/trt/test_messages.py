@@ -40,16 +40,6 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
             "node fc",
         ),
         (
-            "dq_b: input has type Int32 but must have type FP8, FP4, Int4, Int8, or UInt8.",
-            InvalidModel,
-            "and Mul for activations",
-        ),
-        (
-            "Assertion failed: shiftIsAllZeros(zeroPoint): Non-zero zero point is not supported. Please set kENABLE",
-            InvalidModel,
-            "quantize symmetrically",
-        ),
-        (
             'Assertion failed: scaleAllPositive && "Scale coefficients must all be positive"',
             InvalidModel,
             "TensorRT 8.6 can't read FP16 scales",

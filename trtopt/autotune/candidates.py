@@ -30,8 +30,7 @@ from trtopt.evaluation.timing import layer_shares, time_in_turns
 from trtopt.evaluation.verify import kinds_of, session_runner
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.placement import gates_of
-from trtopt.graph.passes.quantize import is_quantized
-from trtopt.graph.prepare import prepare
+from trtopt.graph.prepare import holds_scales, prepare
 from trtopt.graph.view import to_ir
 from trtopt.runtime.session import Session
 from trtopt.trt import select
@@ -54,7 +53,7 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
     device = Device(gpu.ordinal)
     if request.strip:
         raise UsageError("an engine without its weights (`strip=True`) can't run")
-    if is_quantized(load_model(request.model, lazy=True).proto):
+    if holds_scales(load_model(request.model, lazy=True)):
         raise UsageError(
             f"the model already holds Q/DQ, so there is no {spec.base.upper()} form of it: give the float model"
         )

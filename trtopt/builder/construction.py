@@ -34,6 +34,7 @@ from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, beside, load_manifest, manifest_path, precision_summary
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, named_store
 from trtopt.graph.io import load_model, save_model
+from trtopt.graph.prepare import taken
 from trtopt.graph.proto import custom_nodes, fingerprint, tensor_info
 
 MEASURED = "by what the samples show"
@@ -200,7 +201,7 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
         preprocess=plan.preprocessing if embedded is None else embedded.outside.describe(),
         embedded=None if embedded is None else embedded.describe(),
         calibration=plan.table.summary if plan.table else None,
-        warnings=list(engine.warnings),
+        warnings=[*([str(given)] if (given := taken(plan.model)).changes else []), *engine.warnings],
         graph=fingerprint(lowered.proto) if graph else None,
         classes=plan.classes,
         output_kinds=plan.kinds(plan.classes),

@@ -27,8 +27,7 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, resolve, stated
 from trtopt.graph.passes.int4 import Coded
-from trtopt.graph.passes.quantize import is_quantized
-from trtopt.graph.prepare import prepare
+from trtopt.graph.prepare import holds_scales, prepare, taken, without_scales
 from trtopt.graph.proto import custom_nodes, operators_in
 from trtopt.linting.refusals import refuse
 from trtopt.ort.folding import proven
@@ -153,14 +152,17 @@ def plan_build(request: BuildRequest, spec: BuildSpec | None = None) -> BuildPla
     if classes is not None:
         check_classes(classes, model.outputs)
     kinds_stated = stated(request.output_kind, model.outputs)
-    quantized, generation = is_quantized(model.proto), select(request.backend)
+    sampled, reduced = request.images is not None or request.data is not None, spec.precision.quantized
+    anew, generation = reduced and (sampled or request.calib is not None), select(request.backend)
+    quantized = without_scales(model) if anew else holds_scales(model)
     generation.refuse(spec)
     generation.compile_operators(model.proto, spec, reporter)
-    sampled, reduced = request.images is not None or request.data is not None, spec.precision.quantized
     long_work = (sampled or reduced) and request.calib is None
     # Before it the parser is asked, which passes over what a plugin doesn't read.
     asked = long_work or custom_nodes(model.proto)
     refuse(generation, model, prepare(model, reporter=reporter).proto if asked else None)
+    if (given := taken(model)).changes:
+        (reporter.note if given.exact else reporter.warn)(str(given))
     scales = Scales(request, request.preprocess)
     scales.check(spec, quantized)
     pruning = spec.sparsity == "prune"

@@ -29,7 +29,7 @@ from trtopt.core.values import parse_targets
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, described_spec, load_manifest, manifest_path
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.prepare import holds_scales
 from trtopt.graph.proto import all_nodes, dtype_name, tensor_chunks
 from trtopt.ort.folding import proven
 from trtopt.trt import select
@@ -201,7 +201,7 @@ def _planned(manifest: Manifest, request: RefitRequest) -> BuildPlan:
         if spec.calibrator == "native":
             why = "its scales stand beside its graph, where no weights can be put in: build it anew of the new model"
             raise UnsupportedRequest(f"{engine} can't take other weights", [why])
-        if request.calib is None and not is_quantized(load_model(request.model).proto):
+        if request.calib is None and not holds_scales(load_model(request.model)):
             raise UsageError(
                 f"{engine} is {spec.precision.upper()}, and its scales aren't in its manifest: give the table that it was "
                 "built with as `calib='T.calib.json'`, or one calibrated on the new model"

@@ -28,8 +28,8 @@ from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
 from trtopt.graph.op_types import CONTROL_FLOW
 from trtopt.graph.passes.placement import Points, find_points, gates_of
-from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
+from trtopt.graph.prepare import taken, without_scales
 from trtopt.graph.proto import custom_nodes, fingerprint, operators_in
 from trtopt.graph.view import is_constant, is_float, to_ir
 from trtopt.linting.rules import refuse_damaged
@@ -139,9 +139,9 @@ class Prepared:
 
 def refuse_quantized(model: Model) -> None:
     """Raise CalibrationError for a model that holds scales already."""
-    if otherwise := quantized_otherwise(model.proto):
-        raise CalibrationError(f"the model can't be calibrated: {otherwise}")
-    if is_quantized(model.proto):
+    if why := taken(model).refused:
+        raise CalibrationError(f"the model can't be calibrated: {why}")
+    if without_scales(model):
         raise CalibrationError(
             "the model already holds Q/DQ nodes with scales of their own: build it as it is, if TensorRT takes them (trtopt "
             "check says so), or give the FP32 model"

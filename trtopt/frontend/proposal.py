@@ -24,7 +24,7 @@ from trtopt.frontend.operator_project import write_project
 from trtopt.frontend.request import InitRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.limits import OUTSIDE
-from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.prepare import holds_scales
 from trtopt.recipes.loader import UNKNOWN, known_recipes, load_recipe
 
 _COMMENTS = {
@@ -169,7 +169,7 @@ def _of_onnx(text: str) -> tuple[list[TensorInfo], Any, list[str]]:
         unnamed = [axis in info.open_axes and not named_size(size) for axis, size in enumerate(info.shape)]
         shape = tuple(name if lacks else size for size, name, lacks in zip(info.shape, names, unnamed))
         inputs += [TensorInfo(info.name, info.dtype, shape)] if shape else []  # a number has no range
-    return inputs, None, [_SCALED] if is_quantized(model.proto) else []
+    return inputs, None, [_SCALED] if holds_scales(model) else []
 
 
 def _of_module(request: InitRequest) -> tuple[list[TensorInfo], Any, list[str]]:

@@ -7,26 +7,21 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, defs, helper, numpy_helper
+from onnx import ModelProto, TensorProto, defs, helper
 
 from trtopt.core.errors import InvalidModel, UsageError
 from trtopt.core.files import existing_file, whole, writing_together
 from trtopt.core.values import TensorInfo
 from trtopt.graph.inputs import declare_outputs, network_inputs, network_outputs
 from trtopt.graph.lazy_weights import make_lazy, read_in, set_external
-from trtopt.graph.op_types import QDQ
 from trtopt.graph.proto import (
     LARGE,
     PLUGIN_DOMAIN,
     STANDARD,
-    Links,
     all_graphs,
     all_tensors,
-    attribute,
     fingerprint,
     in_memory,
     model_size,
@@ -34,7 +29,6 @@ from trtopt.graph.proto import (
     skeleton,
     tensor_chunks,
     tensor_size,
-    to_array,
 )
 from trtopt.graph.validity import check_text, validate
 
@@ -57,7 +51,7 @@ class Model:
         inputs: network inputs without initializers; shape entries are sizes, dimension names, or -1.
         outputs: network outputs, likewise; () also where the rank isn't known.
         opset: version of the default operator set, 7 or newer.
-        mended: scales of 0 in the file are 1 here, or plugins have a domain of their own.
+        mended: plugins have a domain of their own here.
     """
 
     proto: ModelProto = field(repr=False)
@@ -108,7 +102,7 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     infos = network_inputs(proto)
     outputs = network_outputs(proto, infos, inferred.graph.output)
     declare_outputs(proto, outputs)
-    return Model(proto, path, tuple(infos.values()), outputs, opset_version(proto), _positive_scales(proto) or mended)
+    return Model(proto, path, tuple(infos.values()), outputs, opset_version(proto), mended)
 
 
 def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit: int = INLINE_LIMIT) -> None:
@@ -214,34 +208,6 @@ def _name_plugins(proto: ModelProto) -> bool:
     if found and all(entry.domain != PLUGIN_DOMAIN for entry in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
     return found
-
-
-def _positive_scales(proto: ModelProto) -> bool:
-    """Write 1 for scales of 0 where all that is quantized is 0, and say whether there was one.
-
-    Quantizers give them to channels of zeros; TensorRT refuses them, and of zeros any scale makes zeros.
-    """
-    links, dead = Links(proto.graph), dict[str, NDArray[np.bool_]]()
-    for node in (node for node in links.nodes if node.op_type in QDQ and node.domain in STANDARD):
-        scale, zero = (links.constants.get(name) for name in (*node.input, "")[1:3])
-        if scale is None or len(scale.dims) > 1 or to_array(scale).all():
-            continue
-        maker = links.makers.get(node.input[0], node)
-        held = links.constants.get(maker.input[0] if maker.op_type == "QuantizeLinear" else node.input[0])
-        # A comparison of rank 0 gives a scalar, which takes no value.
-        zeros, axis = np.asarray(to_array(scale) == 0), attribute(node, "axis", 1)
-        if held is None or (zero is not None and to_array(zero).any()):
-            zeros[...] = False
-        elif zeros.size == 1:
-            zeros &= not to_array(held).any()
-        else:
-            fits = axis in range(-len(held.dims), len(held.dims)) and held.dims[axis] == zeros.size
-            zeros &= fits and ~np.moveaxis(to_array(held), axis, 0).reshape(len(zeros), -1).any(1)
-        dead[node.input[1]] = dead.get(node.input[1], True) & zeros
-    for name, where in dead.items():
-        values = to_array(links.constants[name])
-        links.constants[name].CopyFrom(numpy_helper.from_array(np.where(where, values.dtype.type(1), values), name))
-    return any(where.any() for where in dead.values())
 
 
 def _load_external_data(proto: ModelProto, path: Path | None, what: str, lazy: bool) -> None:

@@ -50,11 +50,7 @@ _DO_OTHERWISE = {  # operators by what models compute the same by
     "RoiAlign": "TensorRT itself, on a GPU (`backend='tensorrt'`), has the operator",
     "ImageScaler": "ONNX has dropped it: convert the model for images scaled before, or write Mul and Add in its place",
     **dict.fromkeys(("Dropout", "BatchNormalization"), _EVAL),
-    **dict.fromkeys(
-        QDQ,
-        "build from the float model with `int8=True`, or quantize with symmetric int8 activations and weights (ONNX Runtime: "
-        "ActivationSymmetric, WeightSymmetric, QuantType.QInt8)",
-    ),
+    **dict.fromkeys(QDQ, "build from the float model with `int8=True`, or quantize with constant scales"),
 }
 _NARROW = {"float8_e4m3fn", "int4", "float4_e2m1fn"}
 _SIZED = {"ConstantOfShape", "Expand", "Pad", "Range", "Reshape", "Resize", "Slice", "Tile", "Upsample"}  # by values

@@ -50,7 +50,7 @@ from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.typed import keep_fp32, overflowing
-from trtopt.graph.prepare import FoldedModel, prepare
+from trtopt.graph.prepare import FoldedModel, prepare, taken
 from trtopt.graph.proto import tensor_info, whole_copy
 from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
@@ -176,6 +176,10 @@ def check(request: CheckRequest) -> CheckReport:
     prepared = prepare(loaded, reporter=request.reporter)
     folded, folding = prepared.proto, prepared.report
     checking = _Check(request, loaded, prepared, by_input(profiles, loaded.inputs), list(find(folded)))
+    if (given := taken(loaded)).refused:
+        checking.findings.append(Finding("error", "integer-operator", "", "", given.refused))
+    elif given.changes:
+        checking.findings.append(Finding("info" if given.exact else "warning", "taken-in", "", "", str(given)))
     if folding.problem:
         ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend
         hint = "it is built as it is" + "; please report the model" * ours
@@ -300,7 +304,7 @@ class _Check:
         written, and whether its outputs were compared."""
         held, output, verified, opened = find_traced_batch(self.prepared.proto), None, None, False
         if held.issues:  # opened as it came, where folding hides what belongs there
-            before = find_traced_batch(self.model.proto)
+            before = find_traced_batch(taken(self.model).proto)
             held = before if before.dynamic_model is not None else held
         if self.request.fix is not None:
             output = Path(self.request.fix)
@@ -324,7 +328,7 @@ class _Check:
         how: Any = {"profiles": self.profiles, "samples": samples, "opened": opened}
         gap = unknown = ""
         try:
-            gap = invalid(cleaned) or compare(self.model.proto, cleaned, self.model.inputs, **how)
+            gap = invalid(cleaned) or compare(taken(self.model).proto, cleaned, self.model.inputs, **how)
         except (MissingDependency, ModelError) as error:
             unknown = " ".join(str(error).split())
         if opened and (gap or unknown):

@@ -15,7 +15,7 @@ from trtopt.graph.limits import instead
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.old_parser import readable_model
-from trtopt.graph.passes.quantize import quantized_otherwise
+from trtopt.graph.prepare import taken
 from trtopt.trt.generation import Generation
 from trtopt.trt.parsing import refusal
 
@@ -46,8 +46,8 @@ def refuse(generation: Generation, model: Model, folded: ModelProto | None) -> N
         folded: for the parser; None: it isn't asked.
     """
     name = str(model.path or "the model")
-    if otherwise := quantized_otherwise(model.proto):
-        raise UnsupportedOperator(f"TensorRT can't take {name}: {otherwise}")
+    if why := taken(model).refused:
+        raise UnsupportedOperator(f"TensorRT can't take {name}: {why}")
     graph, issues, _ = asked(generation, folded) if folded is not None else (folded, (), ())
     if issues and graph is not None:
         raise explained(refusal(name, issues), model, graph)

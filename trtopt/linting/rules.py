@@ -21,8 +21,7 @@ from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, x
 from trtopt.core.words import first_of
 from trtopt.graph.fixed_inputs import how_to_decide
-from trtopt.graph.op_types import CONTROL_FLOW, MOVING, QDQ, WEIGHTED
-from trtopt.graph.passes.quantize import quantized_otherwise
+from trtopt.graph.op_types import CONTROL_FLOW, MOVING, WEIGHTED
 from trtopt.graph.passes.typed import MASK, SENTINEL
 from trtopt.graph.proto import STANDARD, Links, all_graphs, opset_version, tensor_info, to_array
 from trtopt.graph.traced_batch import TracedBatch
@@ -200,26 +199,12 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
         text = "the shape of its result depends on values, not on shapes"
         hint = "move it outside the engine where you can; TensorRT-RTX has no runner for it"
         yield from _several(graph.of(op), "warning", "data-dependent-shape", text, hint)
-    if otherwise := quantized_otherwise(graph.proto):
-        yield Finding("error", "integer-operator", "", "", otherwise)
     if flow := graph.of(*CONTROL_FLOW):
         sides = "condition fixed, or both sides computed and torch.where between them"
         steps = "steps written out in Python, as torch.export does with a number of them that is fixed"
         decide = how_to_decide(graph.proto) or f"export with the {sides if graph.of('If') else steps}"
         hint = f"{decide}; reduced precision doesn't reach into it"
         yield from _several(flow, "warning", "control-flow", "control flow that folding couldn't decide", hint)
-
-
-def _zero_points(graph: _Graph) -> Iterator[Finding]:
-    """Quantized models of other tools: what TensorRT refuses in them."""
-    asymmetric = []
-    for node in graph.of(*QDQ):
-        zero_point = graph.constants.get("".join(node.input[2:]))
-        if zero_point is not None and to_array(zero_point).astype(np.float32).any():
-            asymmetric.append(node)
-    text = "its zero point isn't 0; TensorRT quantizes symmetrically only"
-    hint = "build from the float model with `int8=True`, or quantize with symmetric activations and weights"
-    yield from _several(asymmetric, "error", "qdq-zero-point", text, hint)
 
 
 def one_sample(held: TracedBatch, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Finding]:
@@ -254,5 +239,5 @@ def opset_findings(proto: ModelProto, can: Capabilities, generation: str) -> Ite
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _ends, _operators, _damaged, _masks, _zero_points,
+    _ends, _operators, _damaged, _masks,
 )  # fmt: skip

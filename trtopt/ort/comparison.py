@@ -49,7 +49,7 @@ def compare(
     require("onnxruntime", "ort", "comparing the models")
     if why := _unfit(before, made_up=not samples):
         raise ModelError(why)
-    coarse = has_half(before) or any(node.op_type in QDQ for node in all_nodes(before.graph))
+    coarse = has_half(before) or any(node.op_type in QDQ for node in all_nodes(after.graph))
     before, after = (fp32_typed(proto)[0] for proto in (before, after))
     bounded = frozenset(name for node in after.graph.node if node.op_type in _BOUNDED for name in node.output)
     first = OnnxSession(before, optimize=False)

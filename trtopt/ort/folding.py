@@ -15,7 +15,7 @@ from trtopt.data.rebatch import Arrays
 from trtopt.graph.guard import same
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model
-from trtopt.graph.prepare import FoldedModel, give_up_folding, prepare
+from trtopt.graph.prepare import FoldedModel, give_up_folding, prepare, taken
 from trtopt.ort.comparison import compare
 
 SAMPLES = 2  # runs of the model as it is
@@ -29,7 +29,8 @@ def proven(
     profiles: Sequence[Profile] = (),
     reporter: Reporter = SILENT,
 ) -> FoldedModel:
-    """Return the folded form of a model, held against it; the model as it is where the outputs of the two are apart.
+    """Return the folded form of a model, held against what is folded; that itself where the outputs of the two are apart. What
+    was taken in otherwise than the model has it is held against the model, and a difference told.
 
     Args:
         samples: real ones, of which the first are run; else made-up inputs, of the profiles' sizes.
@@ -37,8 +38,8 @@ def proven(
     folded = prepare(model, reporter=reporter)
     if folded.report.problem:
         return folded
-    key = model.fingerprint, folded.fingerprint
-    if key not in _COMPARED and same(model.proto, folded.proto):
+    key, given = (model.fingerprint, folded.fingerprint), taken(model)
+    if key not in _COMPARED and same(given.proto, folded.proto):
         _COMPARED[key] = ""
     if key not in _COMPARED:
         try:
@@ -46,7 +47,13 @@ def proven(
         except TrtoptError:  # said by the work that they are for
             return folded
         try:
-            _COMPARED[key] = compare(model.proto, folded.proto, model.inputs, samples=feeds, profiles=profiles)
+            if given.changes and (
+                far := compare(model.proto, given.proto, model.inputs, samples=feeds, profiles=profiles)
+            ):
+                reporter.warn(
+                    f"beside the model's own results those as TensorRT can run it have a {far}; verify measures it"
+                )
+            _COMPARED[key] = compare(given.proto, folded.proto, model.inputs, samples=feeds, profiles=profiles)
         except (MissingDependency, ModelError) as error:
             reporter.note(f"the folded graph wasn't held against the model as it is: {error}")
             _COMPARED[key] = ""

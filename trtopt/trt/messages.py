@@ -157,13 +157,6 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         ),
     },
     InvalidModel: {
-        r"Non-zero zero point is not supported|shiftIsAllZeros|kENABLE_UINT8_AND_ASYMMETRIC": (
-            "a zero point isn't 0 and TensorRT can't run that: quantize symmetrically, or give the float model to `int8=True`"
-        ),
-        r"([^\s(]+): input has type Int32 but must have type": (
-            "{0} dequantizes int32, which TensorRT doesn't: keep biases float (ONNX Runtime: QuantizeBias=False), write Cast "
-            "and Mul for activations, or give the float model"
-        ),
         r"scaleAllPositive": (
             "a quantization scale isn't a positive FP32 number: quantize in FP32 types (TensorRT 8.6 can't read FP16 scales)"
         ),
@@ -174,7 +167,6 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         ),
         r"isInFlight": "sizes come of the values of an input that isn't of integers",
         r"trainingMode": "it computes as in training, with values drawn or averaged anew",
-        r"unsupported input type of UINT8": "it is quantized in uint8, and TensorRT in int8 around zero only",
         r"legalUINT8|UINT8.* not supported": (
             "TensorRT takes uint8 for a network's inputs and outputs and casts of them only: cast to float32 first"
         ),

@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, TensorProto
 from onnx_ir.passes import common
@@ -60,7 +59,6 @@ from trtopt.graph.view import (
     Editor,
     attribute,
     constant,
-    constant_tensor,
     infer_into,
     is_constant,
     operand,
@@ -253,7 +251,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     _refuse(model)
     infer_into(model, proto)
     _compare_strictly(model)
-    _float_biases(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
     for _ in range(ROUNDS):
@@ -326,21 +323,6 @@ def _compare_strictly(model: ir.Model) -> None:
             line = Line(editor, node)
             result = line("Not", line(_INVERSE[node.op_type], *node.inputs))
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [result])
-
-
-def _float_biases(model: ir.Model) -> None:
-    """INT32 biases behind DequantizeLinear, as ONNX Runtime's quantizer writes them: TensorRT has floating ones alone."""
-    for node in [node for node in model.graph.all_nodes() if node.op_type == "DequantizeLinear" and not node.domain]:
-        codes, scale, zero = (constant_tensor(operand(node, slot)) for slot in range(3))
-        if codes is None or scale is None or (codes.dtype, scale.dtype) != (ir.DataType.INT32, ir.DataType.FLOAT):
-            continue
-        if len(codes.shape) > 1 or scale.size not in (1, codes.size):
-            continue  # more than a bias
-        if operand(node, 2) is not None and (zero is None or zero.numpy().any()):
-            continue  # a zero point of INT32 is zero
-        bias = ir.tensor((codes.numpy().astype(np.float32) * scale.numpy().reshape(-1)).reshape(codes.shape.numpy()))
-        made = ir.node("Constant", [], {"value": bias})
-        ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
 
 
 def _cast_pixels(model: ir.Model) -> None:

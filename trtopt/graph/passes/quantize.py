@@ -20,10 +20,6 @@ from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor, attribute, constant, drop_unread
 
-# What ONNX Runtime's quantizers write beside them: standard integer operators, and its own.
-_QUANTIZERS = ("DynamicQuantize", "QLinear", "QOrdered", "ConvInteger", "MatMulInteger", "MatMulNBits", "QAttention", "QGemm",
-               "QMoE", "QEmbedLayerNormalization", "GatherBlockQuantized")  # fmt: skip
-
 
 class Format(NamedTuple):
     """Codes that numbers are quantized to.
@@ -52,17 +48,6 @@ FORMATS = {
 def is_quantized(proto: onnx.ModelProto) -> bool:
     """Return whether the graph already holds explicit quantization."""
     return any(node.op_type in QDQ for node in proto.graph.node)
-
-
-def quantized_otherwise(proto: onnx.ModelProto) -> str:
-    """Empty, or what to do about a model that ONNX Runtime's quantizers wrote in operators that TensorRT hasn't."""
-    found = {node.op_type for node in proto.graph.node if node.op_type.startswith(_QUANTIZERS)}
-    if not found:
-        return ""
-    return (
-        f"it is quantized already, in operators that TensorRT hasn't ({first_of(sorted(found), 3)}), as ONNX Runtime's "
-        "quantizer writes them: give the float model that it was made from, and let build quantize that (`int8=True`)"
-    )
 
 
 def round_scale(scale: NDArray[np.floating[Any]], base: Precision) -> NDArray[np.float32]:
