@@ -42,6 +42,7 @@ from trtopt.core.values import BuildSpec, Precision, ShapeRange
 from trtopt.core.version import to_install
 from trtopt.graph.passes.placement import GROUPED
 from trtopt.trt import select, watch
+from trtopt.trt.facts import GENERATIONS
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.plans import plan_header
 
@@ -622,3 +623,4 @@ def test_what_stays_out_of_fp8_is_named_as_placement_names_it(stand_in: Install)
         capabilities = stand_in(version)[1].capabilities
         assert set(capabilities.float_only_fp8) == {"ConvTranspose", GROUPED}
         assert "(seen on 10.6)" in capabilities.quantized_between["ConvTranspose"]  # 11 wasn't tried
+    assert set(GENERATIONS["rtx"].known["float_only_fp8"]) == {GROUPED}

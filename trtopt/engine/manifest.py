@@ -362,6 +362,10 @@ def described_spec(described: Mapping[str, Any]) -> BuildSpec:
         "overrides": (list[str], lambda texts: tuple(map(Override.parse, texts))),
         "profiles": (list[dict[Name, str]], _ranges),
         "targets": (list[str], parse_targets),
+        "sparsity": (
+            bool | str,
+            lambda said: {False: "off", True: "keep"}.get(said, said),
+        ),  # a switch before it had values
     }
     read = {
         name: parsed(converted(described[name], kind, f"spec.{name}"), parse, f"spec.{name}")
@@ -369,7 +373,8 @@ def described_spec(described: Mapping[str, Any]) -> BuildSpec:
         if name in described
     }
     others = {name: value for name, value in described.items() if name not in texts}
-    return replace(parsed(others, partial(converted, kind=BuildSpec), "spec"), **read)
+    spec = parsed(others, partial(converted, kind=BuildSpec), "spec")
+    return parsed(read, lambda found: replace(spec, **found), "spec")
 
 
 def embedded_by(manifest: Manifest | None) -> Embedded | None:

@@ -99,6 +99,9 @@ GENERATIONS: dict[str, Facts] = {
             "float_only": {
                 "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
             },
+            "float_only_fp8": {
+                "grouped Conv": "FP8's three bits lose what a grouped convolution gives, whose few products don't average"
+            },
             "absent": {
                 "NonMaxSuppression": "TensorRT-RTX has no implementation of it; export the model without it and select the "
                 "boxes outside the engine"
