@@ -52,6 +52,7 @@ ALSO: dict[str, tuple[type, ...]] = {
     "outputs[*].shape[*]": (int, str),
     "spec.workspace": (int, str),  # it is null here
     "spec.optimization_level": (int,),
+    "spec.sparsity": (str, bool),  # a switch before it had values
     "spec.max_aux_streams": (int,),
     "spec.timing_cache": (str,),
     "generation.gpu": (str,),
