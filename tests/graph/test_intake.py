@@ -459,6 +459,20 @@ def test_weights_of_four_bits_in_blocks_become_signed() -> None:
         np.testing.assert_allclose(run(taken.proto, x), run(proto, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("axis", [1, 3])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int32])
+def test_codes_that_come_with_a_scale_for_each_channel_are_floats(dtype: Any, axis: int) -> None:
+    limits, kind = np.iinfo(dtype), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    x = CODES.integers(max(limits.min, -30_000), min(limits.max, 60_000), (2, 4, 3, 4)).astype(dtype)
+    scale, zero = CODES.uniform(0.01, 0.1, 4).astype(np.float32), CODES.integers(0, 99, 4).astype(dtype)
+    held = {"s": scale, "z": zero if dtype is not np.int32 else np.zeros_like(zero)}
+    nodes = [node("DequantizeLinear", "x s z", "d", axis=axis), node("Relu", "d", "y")]
+    proto = made(nodes, 21, x, kind, **held)
+    taken = take_in(proto)
+    assert taken.exact and "DequantizeLinear" not in ops(taken)
+    np.testing.assert_array_equal(run(taken.proto, x), run(proto, x))
+
+
 def test_modelopts_fp8_becomes_the_standards() -> None:
     nodes = [helper.make_node("TRT_FP8QuantizeLinear", ["x", "s"], ["c"], "q", domain="trt"),
              helper.make_node("TRT_FP8DequantizeLinear", ["c", "s"], ["y"], "d", domain="trt")]  # fmt: skip
@@ -473,6 +487,7 @@ def test_modelopts_fp8_becomes_the_standards() -> None:
     ("nodes", "said"),
     [
         ([node("DynamicQuantizeLSTM", "x x x", "y", "steps", domain=MS)], "steps (DynamicQuantizeLSTM): it has no form"),
+        ([node("DynamicQuantizeLinear", "x", "c y z", "range")], "range (DynamicQuantizeLinear): its codes, or their scale,"),
         ([DYNAMIC[0], node("Cast", "c", "y", to=FLOAT)], "DynamicQuantizeLinear): what reads it has no floating form"),
         (
             [q("x", "xq"), node("QLinearGlobalAveragePool", "xq xs xz ys yz", "yq", "mean", domain=MS, channels_last=1),

@@ -251,14 +251,23 @@ class _Pairs:
         self.counts[_SAME if factor == 1 else _ANEW] += 1
 
     def _take(self, node: ir.Node, codes: ir.Value, held: _Held) -> None:
-        """Cast codes that come from elsewhere, such as an input, and quantize what they stand for."""
-        line, dtype, pair = Line(self.editor, node), held.scale.dtype, node.inputs[1:]
-        zero = self.editor.constant(f"{node.name}_zero", held.zero, dtype)
-        value = line("Cast", codes, to=int(ir.DataType.from_numpy(dtype)))
-        again = line("QuantizeLinear", line("Mul", line("Sub", value, zero), pair[0]), *pair)
-        value = line("DequantizeLinear", again, *pair)
+        """Cast codes that come from elsewhere, such as an input, and quantize what they stand for, if TensorRT can."""
+        line, dtype, pair, form = Line(self.editor, node), held.scale.dtype, node.inputs[1:], sizes(codes) or ()
+        # FP16 has whole numbers to 2,048.
+        counted = dtype if held.limits[1] < 256 else np.dtype(np.int32 if held.limits[1] < 1 << 31 else np.int64)
+        zero, scale = (_spread(item, form, held.axis) for item in (held.zero, held.scale))
+        value = line("Cast", codes, to=int(ir.DataType.from_numpy(counted)))
+        value = line("Sub", value, self.editor.constant(f"{node.name}_zero", zero, counted))
+        value = value if counted == dtype else line("Cast", value, to=int(ir.DataType.from_numpy(dtype)))
+        value = line("Mul", value, self.editor.constant(f"{node.name}_scale", scale, dtype))
+        paired = counted == dtype and held.scale.size == 1  # else TensorRT has no such codes of activations
+        if paired:
+            value = line("DequantizeLinear", line("QuantizeLinear", value, *pair), *pair)
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [value])
-        self._quantize(line.nodes[-2])
+        if paired:
+            self._quantize(line.nodes[-2])
+        else:
+            self.counts[_SAME] += 1
 
 
 def _replace(node: ir.Node, made: ir.Node) -> None:

@@ -102,6 +102,8 @@ class Integers:
         if op == "QuantizeLinear":
             self._scales[node.outputs[0]] = node.inputs[1], operand(node, 2)
         elif op == "DynamicQuantizeLinear":
+            if any(value.is_graph_output() for value in node.outputs):
+                raise Refused("its codes, or their scale, are an output of the model")
             self._origins[node.outputs[0]], self.dynamic = node.inputs[0], True
             self.written[op] += 1
             ir.convenience.replace_all_uses_with(node.outputs[1], self._constant(node, np.float32(1)))
