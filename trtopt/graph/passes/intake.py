@@ -252,7 +252,12 @@ class _Pairs:
 
     def _take(self, node: ir.Node, codes: ir.Value, held: _Held) -> None:
         """Cast codes that come from elsewhere, such as an input, and quantize what they stand for, if TensorRT can."""
-        line, dtype, pair, form = Line(self.editor, node), held.scale.dtype, node.inputs[1:], sizes(codes) or ()
+        line, dtype, pair, form = (
+            Line(self.editor, node),
+            held.scale.dtype,
+            node.inputs[1:],
+            [size or 1 for size in sizes(codes) or ()],
+        )
         # FP16 has whole numbers to 2,048.
         counted = dtype if held.limits[1] < 256 else np.dtype(np.int32 if held.limits[1] < 1 << 31 else np.int64)
         zero, scale = (_spread(item, form, held.axis) for item in (held.zero, held.scale))
