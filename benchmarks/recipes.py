@@ -221,7 +221,8 @@ def main() -> None:
                 row = measured(given.folder, name, precision, options)
                 kept = {key(item): item for item in [*read(ROWS), row]}
                 rows = sorted(kept.values(), key=key)
-                ROWS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+                ROWS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
                 print(_line(row))
         return
     for path, made in ((PAGE, table), (README, short_table)):
