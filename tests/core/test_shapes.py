@@ -260,6 +260,22 @@ def test_a_size_that_lacks_is_asked_for() -> None:
         by_input(parse_profiles("batch:1,2,4"), [unnamed])
 
 
+@pytest.mark.parametrize(
+    "options", [["x:1x8,2x8,4x8", "batch:5,6,7"], ["batch:5,6,7", "x:1x8,2x8,4x8"], ["x:1x8;batch:5"]]
+)
+def test_a_range_that_no_input_takes_is_refused(options: list[str]) -> None:
+    """Else it is a profile, or a range, that nobody sees go."""
+    with pytest.raises(
+        UsageError, match="gives batch, and the whole shape of each input that has it: give one of the two"
+    ):
+        by_input(parse_profiles(options), [TensorInfo("x", "float32", ("batch", 8))])
+
+
+def test_names_that_are_no_sizes_are_said() -> None:
+    with pytest.raises(UsageError, match=r"gives batch, width, and not all sizes of the input mask"):
+        by_input(parse_profiles("batch:1,2,4;width:1,64,96"), STEP)
+
+
 def test_few_sizes_of_many_inputs_are_suggested_by_name_and_caches_are_no_images() -> None:
     said = suggested_shapes(STEP)
     assert said.option == "`shapes='batch:1,1,8;past:8,128,512'`"

@@ -51,6 +51,15 @@ def test_blocks_are_as_large_as_the_inputs_allow_and_others_keep_their_weights()
     assert "w1" not in held and "w2" not in held
 
 
+@pytest.mark.parametrize("inputs", [64, 128, 256])
+def test_one_output_of_one_block_stays_floating(inputs: int) -> None:
+    """TensorRT-RTX takes its one scale for none of blocks."""
+    net = written(f"(float[n,{inputs}] x) => (float[n,1] y) {{ [head] y = MatMul(x, w) }}", w=values(inputs, 1))
+    result, _ = _int4(net)
+    assert list(result.changes) == ["head"] * (inputs == 256)
+    assert all("one INT4 scale" in item.reason for item in result.kept)
+
+
 def test_the_graph_computes_with_the_nearest_codes() -> None:
     given = _products()
     _, proto = _int4(given)

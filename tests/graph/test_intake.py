@@ -487,6 +487,11 @@ def test_modelopts_fp8_becomes_the_standards() -> None:
     ("nodes", "said"),
     [
         ([node("DynamicQuantizeLSTM", "x x x", "y", "steps", domain=MS)], "steps (DynamicQuantizeLSTM): it has no form"),
+        (
+            [q("x", "xq"), node("QLinearSoftmax", "xq xs xz ys yz", "yq", "old", domain=MS, axis=1, opset=12),
+             dq("yq", "y", "ys", "yz")],
+            "old (QLinearSoftmax): before opset 13 it is over all axes",
+        ),
         ([node("DynamicQuantizeLinear", "x", "c y z", "range")], "range (DynamicQuantizeLinear): its codes, or their scale,"),
         ([DYNAMIC[0], node("Cast", "c", "y", to=FLOAT)], "DynamicQuantizeLinear): what reads it has no floating form"),
         (
@@ -502,3 +507,18 @@ def test_what_has_no_other_form_is_named(nodes: list[onnx.NodeProto], said: str)
     assert said in taken.refused
     assert "give the float model" in taken.refused
     assert taken.proto is proto
+
+
+def test_a_zero_point_for_each_channel_of_an_activation_is_named() -> None:
+    held = {"s": np.full(4, 0.02, np.float32), "z": np.array([9, 0, 3, 128], np.uint8)}
+    nodes = [node("QuantizeLinear", "x s z", "c", axis=1), node("DequantizeLinear", "c s z", "y", axis=1)]
+    assert take_in(made(nodes, **held)).refused.startswith("x is quantized with a zero point for each channel")
+
+
+def test_the_model_itself_stays_as_it_is() -> None:
+    """Its fingerprint is that of its file; reading it for a rewrite names constants that have no name."""
+    nameless = helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.float32(2)))
+    nodes = [q("x", "c"), dq("c", "d"), nameless, node("Mul", "d k", "y")]
+    proto = made(nodes, **UNSIGNED)
+    before = proto.SerializeToString(deterministic=True)
+    assert take_in(proto).changes and proto.SerializeToString(deterministic=True) == before

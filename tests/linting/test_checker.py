@@ -256,6 +256,16 @@ def test_what_is_for_samples_is_refused_without_them(given: Any) -> None:
         check(conv_relu(), **given)
 
 
+def test_fix_does_not_call_outputs_unchanged_whose_scales_it_moved(tmp_path: Path) -> None:
+    net = written(
+        """(float[n, 8] x) => (float[n, 8] y) { c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)
+        y = MatMul (d, w) }""",
+        s=np.float32(0.02), z=np.uint8(90), w=values(8, 8),
+    )  # fmt: skip
+    report = check(net, fix=tmp_path / "clean.onnx")
+    assert report.fixed and "outputs as far from the model's as its new scales are" in str(report)
+
+
 def test_fix_writes_a_model_with_the_same_outputs(tmp_path: Path) -> None:
     out = tmp_path / "clean.onnx"
     report = check(rapidocr("cls"), fix=out)

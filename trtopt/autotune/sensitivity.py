@@ -30,6 +30,7 @@ from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import FORMATS, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.passes.typed import overflowing
+from trtopt.graph.prepare import taken
 from trtopt.graph.proto import tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
@@ -178,7 +179,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     check_scales(points, table.amax)
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())
     whole = ledger.quantized(table.repairs)
-    ledger.read(batches, model.proto)
+    ledger.read(batches, taken(model).proto)
     sizes = sizes_in(ledger.proto, {name: array.shape for name, array in ledger.samples[0].of.feed.items()})
     work = macs(ledger.proto, sizes)
     with reporter.phase("measuring noise", len(points.activations) + len(points.weights)) as phase:

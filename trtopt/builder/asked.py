@@ -68,7 +68,12 @@ def spec_of(request: BuildRequest) -> BuildSpec:
 
 
 def _check_pruning(request: BuildRequest) -> None:
-    """Raise UsageError for what would judge a pruned model by other weights, or prune it several times."""
+    """Raise UsageError for what would judge a pruned model by other weights, prune it several times, or has other scales."""
+    if request.calib is not None:
+        raise UsageError(
+            "`sparsity='prune'` and `calib=` are both given: a table's scales are of other weights; give the samples, by which "
+            "it prunes and measures (`images=DIR`, `data='F.npz'`)"
+        )
     for name in ("best", "heal", "certify", "min_agreement", "metric"):
         if (value := getattr(request, name)) not in (False, None):
             option = named(name, True if value is True else None)

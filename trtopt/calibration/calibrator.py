@@ -31,6 +31,7 @@ from trtopt.data import SOURCE, Batches, Skipped, open_data, samples_of
 from trtopt.data.arrays import where_counted
 from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.io import Model, load_model
+from trtopt.graph.prepare import taken
 from trtopt.graph.view import to_ir
 
 DEVICES = ("cpu", "cuda")
@@ -240,7 +241,7 @@ class _Calibration:
         request, inputs = self.request, self.model.inputs
         few = open_data(inputs, **{**samples_of(request), "limit": SAMPLES})
         threads = request.threads or cores()
-        repairer = Repairer(self.model.proto, few, self.overrides, threads, request.reporter)
+        repairer = Repairer(taken(self.model).proto, few, self.overrides, threads, request.reporter)
 
         def measure(prepared: Prepared) -> Table:
             batches = self.batches or open_data(inputs, **samples_of(request), batch=request.batch)

@@ -28,6 +28,7 @@ from trtopt.core.words import first_of
 from trtopt.data import Batches
 from trtopt.graph.half import widen
 from trtopt.graph.io import Model
+from trtopt.graph.prepare import taken
 from trtopt.graph.proto import Links, attribute, opset_version, to_array, whole_copy
 
 JUDGE = 8  # every such sample says what was lost, and isn't pruned by
@@ -101,7 +102,7 @@ def prune(
         tensors = [node.input[0] for node in run.graph.node if node.name in chosen]
         before, after = (Parts(run, tensors, cores()) for _ in range(2))
         for parts in (before, after):
-            parts.read(batches, given.proto)
+            parts.read(batches, taken(given).proto)
         # In an order that is the same for any of the samples'.
         places = sorted(range(len(after.samples)), key=lambda place: checksum(after.samples[place].of.feed))
         fit = [place for number, place in enumerate(places) if number % JUDGE] or places

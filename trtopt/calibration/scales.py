@@ -54,6 +54,8 @@ class Scales:
             measures = spec.base is not Precision.FP32 and not model_quantized and "calib" not in sources
             if len(sources) > 1:
                 problem = f"{named(sources[0])} and {named(sources[1])} are both given: give one of them"
+            elif sources and model_quantized and "calib" not in sources:
+                problem = f"the model already holds Q/DQ, whose scales are used as they are: drop {named(sources[0])}"
             elif sources and not measures:
                 problem = (
                     f"{named(sources[0])} calibrates, but the build is {spec.precision}: add `int8=True`, or drop it"

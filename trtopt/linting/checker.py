@@ -128,7 +128,9 @@ class CheckReport:
         numbers = (f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items())
         text = f"{self.model}: {', '.join(numbers)}; parser asked: {self.parser or 'none'}"
         if self.fixed:
-            text += f"; wrote {self.fixed}, " + ("outputs unchanged" if self.verified else "not verified")
+            moved = any(item.code == "taken-in" and item.level == "warning" for item in self.findings)
+            same = "outputs as far from the model's as its new scales are" if moved else "outputs unchanged"
+            text += f"; wrote {self.fixed}, {same if self.verified else 'not verified'}"
         lines = [text, *([f"  folded, as a build does: {self.folding}"] if self.folding else [])]
         if self.shapes.option:
             lines.append(f"build needs the range of what is left open: {self.shapes.option}")

@@ -68,7 +68,7 @@ from trtopt.graph.view import (
     to_proto,
 )
 
-ROUNDS = 12  # every model seen settles in two or three
+ROUNDS = 48  # most models settle in two or three, chains of reshapes in one a link
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
 HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often

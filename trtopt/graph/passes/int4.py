@@ -67,6 +67,10 @@ def unsuited(node: ir.Node) -> str:
     inputs = content.shape[1 if attribute(node, "transB", 0) else 0]
     if not inputs or inputs % FORM.blocks[-1]:
         return f"it has {inputs} inputs, no multiple of {FORM.blocks[-1]}, the fewest that have one INT4 scale"
+    if content.size in FORM.blocks:
+        return (
+            f"it has one output of {inputs} inputs, so one INT4 scale, which TensorRT-RTX 1.7 doesn't take for blocks"
+        )
     largest = np.abs(content).max(initial=0)
     return "" if largest <= FP16_MAX else f"its weights reach {largest:.3g}; FP16 ends at 65504"
 

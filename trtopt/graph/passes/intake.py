@@ -26,7 +26,7 @@ from trtopt.graph.passes.integer import INTEGER, Integers
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.quantize import along
 from trtopt.graph.passes.result import Line, PassResult, set_input
-from trtopt.graph.proto import STANDARD, all_nodes
+from trtopt.graph.proto import STANDARD, all_nodes, whole_copy
 from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, sizes
 
 _LIMITS = {ir.DataType[f"INT{bits}"]: (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (4, 8, 16, 32)}
@@ -70,7 +70,7 @@ def take_in(proto: ModelProto, *, drop: bool = False) -> Taken:
         return Taken(proto)
     newest = "MatMulNBits" in names or any("eLinear" in op and domain not in STANDARD for domain, op in ops)
     try:
-        model = to_ir_at(proto, 21 if newest else 13)
+        model = to_ir_at(whole_copy(proto), 21 if newest else 13)  # reading one names its nameless constants
         if (integers := Integers(model)).refused:
             why = first_of(integers.refused, 3)
             raise ModelError(f"it is quantized already, in what TensorRT hasn't ({why}): {_INSTEAD}")
@@ -158,6 +158,10 @@ class _Pairs:
         if len(own) < len(readers) or codes.is_graph_output():
             return self._give(node, held, own)
         line, left = Line(self.editor, node), self.drop or held.limits[1] > 255
+        if held.zero.size > 1 and held.zero.any():
+            raise ModelError(
+                f"{value.name} is quantized with a zero point for each channel, which TensorRT hasn't: {_INSTEAD}"
+            )
         value, low, high = self._bounded(line, value, held, own, left)
         factor = float(_widening(low, high))
         node.graph.insert_before(node, line.nodes)

@@ -159,6 +159,9 @@ class Integers:
     def _computed(self, line: Line, node: ir.Node, form: _Form) -> ir.Value:
         slots = form.operands or [(slot, slot + 1, slot + 2) for slot in range(2, len(node.inputs), 3)]
         attributes = {name: held.value for name, held in node.attributes.items() if name != "opset"}
+        form_in, axis = sizes(operand(node, 0)), attributes.get("axis", 1)
+        if attribute(node, "opset", 13) < 13 and axis != -1 and (form_in is None or axis != len(form_in) - 1):
+            raise Refused("before opset 13 it is over all axes from one on")
         if attributes.pop("channels_last", 0):
             raise Refused("its channels are on the last axis, as ONNX Runtime's optimizer lays them out")
         values = [operand(node, slot) for slot in form.others]
