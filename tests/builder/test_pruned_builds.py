@@ -16,7 +16,7 @@ from onnx import ModelProto, numpy_helper
 from world import Heard, has
 
 import trtopt
-from trtopt import AccuracyLost, UsageError
+from trtopt import AccuracyLost, UnsupportedRequest, UsageError
 from trtopt.autotune.candidates import asked_of_builder
 from trtopt.builder.request import BuildRequest
 from trtopt.core.values import Precision
@@ -123,6 +123,11 @@ def test_what_does_not_go_with_pruning_is_refused(
         _build(net, tmp_path, **options)
     has(str(error.value), *words)
     assert not (tmp_path / "m.engine").exists()
+
+
+def test_gpus_without_sparse_kernels_are_refused(net: ModelProto, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRequest, match=r"`target='sm75'`: `sparsity='prune'` needs sm80 or later"):
+        trtopt.build(net, tmp_path / "m.engine", fp16=True, sparsity="prune", backend="rtx", target="sm75,sm89")
 
 
 def test_tune_and_a_model_without_such_weights_are_refused(net: ModelProto, tmp_path: Path) -> None:

@@ -147,11 +147,12 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
             problems.append((named(option, None if isinstance(value, Path) else value), item.lacking, item.instead))
     texts = [f"{option}: {name} {why}; {instead}" for option, why, instead in problems]
     here = () if compute_capability is None or can.compute_targets is not None else (compute_capability,)
-    for precision, least in LEAST.items():
-        low = ",".join(f"sm{cc}" for cc in (*spec.targets, *here) if cc < least)
-        if low and precision in asked:
+    needs = {f"{precision}": least for precision, least in LEAST.items() if precision in asked}
+    needs |= {"`sparsity='prune'`": 80} if spec.sparsity == "prune" else {}
+    for what, least in needs.items():
+        if low := ",".join(f"sm{cc}" for cc in (*spec.targets, *here) if cc < least):
             where = f"`target='{low}'`" if spec.targets else f"this GPU is {low}"
-            texts.append(f"{where}: {precision} needs sm{least} or later; drop it or use `fp16=True`")
+            texts.append(f"{where}: {what} needs sm{least} or later; drop it or use `fp16=True`")
     return texts
 
 
