@@ -235,6 +235,13 @@ def test_a_mask_harms_where_two_are_added_or_anything_but_a_softmax_is_made_of_i
     assert "fp16-mask-constant" not in codes(less) and typing(less, Precision.FP16).kept
 
 
+@pytest.mark.parametrize(("scale", "told"), [(1e-9, True), (1e-3, False), (0.0, False)])
+def test_weights_that_fp16_loses_are_told(scale: float, told: bool) -> None:
+    net = written("(float[n, 8] x) => (float[n, 8] y) { [fc] y = MatMul (x, w) }", w=values(8, 8) * np.float32(scale))
+    assert ("fp16-faint-weights" in codes(net)) is told
+    assert [item.node for item in fp16_hazards(net)] == ["fc"] * told
+
+
 @pytest.mark.parametrize(("most", "kept"), [(3.0, set()), (12.0, {"e"})])
 def test_an_exponential_is_only_kept_in_fp32_where_it_can_pass_fp16(most: float, kept: set[str]) -> None:
     weights = {name: np.float32(end).reshape(()) for name, end in (("low", -3), ("high", most))}

@@ -30,6 +30,8 @@ from trtopt.trt.capabilities import Capabilities
 LEVELS = ("error", "warning", "info")
 _NOT_THERE = ("string", "sequence", "map", "optional", "sparse_tensor", "int16", "uint16", "uint32", "uint64")
 
+_FAINT = 2.0**-14  # FP16's least number with all its digits
+
 
 @dataclass(frozen=True)
 class Finding(Plain):
@@ -181,7 +183,19 @@ def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
 
 def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
     """The constants of a folded model that FP16 doesn't hold, for each node that reads one."""
-    return tuple(_masks(_Graph(proto), None))
+    graph = _Graph(proto)
+    return (*_masks(graph, None), *_faint(graph))
+
+
+def _faint(graph: _Graph) -> Iterator[Finding]:
+    """Return products whose weights FP16 holds with few of their digits, or as zeros."""
+    for tensor, values in graph.tensors(TensorProto.FLOAT):
+        most = float(np.abs(values).max(initial=0)) if values.ndim > 1 else 0.0
+        for node, op in graph.read_by(tensor.name) if 0 < most < _FAINT else ():
+            if op in WEIGHTED:
+                text = f"{tensor.name} holds {most:.3g} at most: below 6.1e-05 FP16 loses digits, below 6e-08 all"
+                hint = f"`precision_override=['{node}=fp32']`, or scale what is around it"
+                yield Finding("warning", "fp16-faint-weights", node, op, text, hint)
 
 
 def _operators(graph: _Graph) -> Iterator[Finding]:
@@ -239,5 +253,5 @@ def opset_findings(proto: ModelProto, can: Capabilities, generation: str) -> Ite
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _ends, _operators, _damaged, _masks,
+    _ends, _operators, _damaged, _masks, _faint,
 )  # fmt: skip
