@@ -29,7 +29,6 @@ from trtopt.trt.capabilities import Capabilities
 
 LEVELS = ("error", "warning", "info")
 _NOT_THERE = ("string", "sequence", "map", "optional", "sparse_tensor", "int16", "uint16", "uint32", "uint64")
-
 _FAINT = 2.0**-14  # FP16's least number with all its digits
 
 
