@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from trtopt.data.difference import difference
 from trtopt.graph.io import load_model
-from trtopt.graph.passes.fold import _evaluate, fold
+from trtopt.graph.passes.fold import ROUNDS, _evaluate, fold
 from trtopt.graph.proto import LARGE, all_nodes, tensor_size
 from trtopt.ort.sessions import OnnxSession
 
@@ -389,7 +389,7 @@ def test_folding_that_goes_on_changing_ends(circles: bool, monkeypatch: pytest.M
     result, report = fold(proto)
     assert "folding doesn't settle" in report.problem
     assert operators(result) == operators(proto)
-    assert next(counted) < 20
+    assert next(counted) < 2 * ROUNDS
 
 
 def test_what_would_be_large_is_left_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
