@@ -57,7 +57,7 @@ def drawn(seed: int, std: float, shape: list[int]) -> NDArray[np.float32]:
 
 
 def halved(floats: NDArray[np.float32]) -> bytes:
-    """In FP16 as ModelOpt writes it: what is nearer to zero than its least number becomes that."""
+    """Return floats in FP16 as ModelOpt writes them: what is nearer to zero than its least number becomes that."""
     halves = floats.astype(np.float16)
     halves[(np.abs(floats) < np.float32(2**-24)) & (floats != 0)] = np.float16(2**-24)
     return halves.tobytes()

@@ -84,7 +84,7 @@ def module_of(name: str) -> Any:
 
 
 def samples_of(name: str, folder: Path) -> dict[str, NDArray[Any]]:
-    """Every second one is calibrated on, the others judge."""
+    """Return a network's samples: every second one is calibrated on, the others judge."""
     if name == "minilm":
         with np.load(ROOT / "models" / "minilm.npz") as arrays:
             return {field: arrays[field] for field in FIELDS}

@@ -271,6 +271,15 @@ def test_a_range_that_no_input_takes_is_refused(options: list[str]) -> None:
         by_input(parse_profiles(options), [TensorInfo("x", "float32", ("batch", 8))])
 
 
+def test_each_range_is_of_an_input_that_is_left_to_it() -> None:
+    """The caches have their shapes, and the mask takes `past` by a sum: without it nothing would."""
+    caches = ";".join(f"past_{n}:1x2x8x32" for n in range(4))
+    given = parse_profiles(f"batch:1;past:8;{caches}")
+    assert by_input(given, STEP)[0]["mask"].max == (1, 9)
+    with pytest.raises(UsageError, match="gives past, and the whole shape of each input that has it"):
+        by_input(parse_profiles(f"batch:1;past:8;mask:1x9;{caches}"), STEP)
+
+
 def test_names_that_are_no_sizes_are_said() -> None:
     with pytest.raises(UsageError, match=r"gives batch, width, and not all sizes of the input mask"):
         by_input(parse_profiles("batch:1,2,4;width:1,64,96"), STEP)

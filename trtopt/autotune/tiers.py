@@ -312,4 +312,4 @@ def _page(result: Tiers) -> str:
     contents: dict[str, Any] = {"engine": Path(result.model).name, "name": "Tiers", "columns": columns, "cells": cells}
     contents |= {"chart": charts.scatter(dots), "commands": result.lines()}
     across = "MiB of the plan" if result.not_timed else f"GPU {columns[-8]}"
-    return reports.rendered("tiers.html", {**contents, "across": across})
+    return reports.rendered("table.html", {**contents, "across": across})

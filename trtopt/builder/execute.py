@@ -116,9 +116,11 @@ def execute(plan: BuildPlan) -> Built:
 
 def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
     """Repeat what `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
+    if spec.base is not Precision.FP16:
+        return []
     in_fp32 = {item.node for item in lowered.kept if item.precision is Precision.FP32}
     findings = [item for item in fp16_hazards(folded) if item.node not in in_fp32]
-    if spec.base is not Precision.FP16 or not findings:
+    if not findings:
         return []
     first, others = findings[0], f" ({len(findings)} such nodes)" if len(findings) > 1 else ""
     return [f"{first.node} ({first.op}){others}: {first.message}; {first.hint}"]

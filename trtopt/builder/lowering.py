@@ -36,8 +36,8 @@ from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import HEAVY_OPS, REGION
 
 _TYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
-# What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
 NO_INT4 = "no matrix product with INT4 weights"
+# What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
 _MEANS = ("ReduceMean", "GlobalAveragePool")
 _ELEMENTWISE = {
     "Add", "Clip", "Div", "Elu", "Erf", "HardSigmoid", "HardSwish", "Mish", "Mul", "Sigmoid", "Softplus", "Sub", "Tanh",

@@ -50,19 +50,20 @@ class Scales:
         """
         sources = [name for name in ("images", "data", "calib") if getattr(self.request, name) is not None]
         native, problem = spec.calibrator == "native", ""
+        unread = "the model already holds Q/DQ, whose scales are used as they are: drop {}"
         if not spec.precision.quantized:
             measures = spec.base is not Precision.FP32 and not model_quantized and "calib" not in sources
             if len(sources) > 1:
                 problem = f"{named(sources[0])} and {named(sources[1])} are both given: give one of them"
             elif sources and model_quantized and "calib" not in sources:
-                problem = f"the model already holds Q/DQ, whose scales are used as they are: drop {named(sources[0])}"
+                problem = unread.format(named(sources[0]))
             elif sources and not measures:
                 problem = (
                     f"{named(sources[0])} calibrates, but the build is {spec.precision}: add `int8=True`, or drop it"
                 )
         elif model_quantized:
             if extra := [*sources, *["method"] * (self.request.method != "auto"), *["calibrator"] * native]:
-                problem = f"the model already holds Q/DQ, whose scales are used as they are: drop {named(extra[0])}"
+                problem = unread.format(named(extra[0]))
         elif len(sources) != 1:
             situation = f"{' and '.join(map(named, sources))} are given" if sources else "no data was given"
             problem = (

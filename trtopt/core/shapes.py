@@ -96,7 +96,7 @@ def _of_inputs(profile: Profile, inputs: Sequence[TensorInfo], sizes: Collection
         if name in sizes and len(bounds.min) == 1
     }
     made = {name: bounds for name, bounds in profile.items() if name not in ranges}
-    used = set[Key]()
+    used = set[str]()
     for info in inputs if ranges else ():
         keys = {axis: info.dimension(axis) for axis in info.open_axes}
         known = {axis: found for axis, key in keys.items() if (found := ranges.get(key) or summed(key, ranges))}
@@ -108,12 +108,12 @@ def _of_inputs(profile: Profile, inputs: Sequence[TensorInfo], sizes: Collection
                 f"`shapes=` gives {', '.join(map(str, profile))}, and not all sizes of the input {info.name} {info.dims}: add "
                 f"{more or f'the whole shape, {info.name}:MIN,OPT,MAX'}"
             )
-        used.update(keys.values())
+        used.update(part.strip() for key in keys.values() for part in str(key).split("+"))
         bounds = [known.get(axis) or (int(size),) * 3 for axis, size in enumerate(info.shape)]
         made[info.name] = ShapeRange(*zip(*bounds))
-    if ranges and not used:
+    if idle := [str(name) for name in ranges if name not in used]:
         raise UsageError(
-            f"`shapes=` gives {', '.join(map(str, ranges))}, and the whole shape of each input that has it: give one of the "
+            f"`shapes=` gives {', '.join(idle)}, and the whole shape of each input that has it: give one of the "
             "two, the same in every profile"
         )
     return made

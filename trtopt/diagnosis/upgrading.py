@@ -161,7 +161,7 @@ def upgrade(request: UpgradeRequest) -> Upgrade:
     result = Upgrade(_COLUMNS, rows, tuple(changes))
     if request.output is not None:
         table = {"engine": f"{len(rows)} engines of one model", "columns": result.columns, "cells": rows}
-        page = rendered("tiers.html", {**table, "name": "Engines", "chart": None, "commands": result.lines()})
+        page = rendered("table.html", {**table, "name": "Engines", "chart": None, "commands": result.lines()})
         write_bytes(request.output, page.encode())
     return result
 

@@ -189,7 +189,7 @@ def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
 def _faint(graph: _Graph) -> Iterator[Finding]:
     """Return products whose weights FP16 holds with few of their digits, or as zeros."""
     for tensor, values in graph.tensors(TensorProto.FLOAT):
-        most = float(np.abs(values).max(initial=0)) if values.ndim > 1 else 0.0
+        most = float(max(values.max(initial=0), -values.min(initial=0))) if values.ndim > 1 else 0.0
         for node, op in graph.read_by(tensor.name) if 0 < most < _FAINT else ():
             if op in WEIGHTED:
                 text = f"{tensor.name} holds {most:.3g} at most: below 6.1e-05 FP16 loses digits, below 6e-08 all"

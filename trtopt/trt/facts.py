@@ -49,8 +49,9 @@ _SINCE_10 = {
         "or behind a Relu or Clip (seen on 10.6)"
     },
 }
-_OVERFLOWS = (
-    "at optimization level 0 TensorRT 10.6 brings an INT8 product's sums through FP16, where large ones become infinite"
+_AT_0 = dict.fromkeys(  # docs/results/certify.md
+    ("MatMul", "Gemm"),
+    "at optimization level 0 TensorRT 10.6 brings an INT8 product's sums through FP16, where large ones become infinite",
 )
 LATER = 1000  # compute capabilities that there may be
 
@@ -75,10 +76,7 @@ GENERATIONS: dict[str, Facts] = {
         before="tensorrt8",
         extras={"tensorrt": "trt10", "lean": "lean"},
         gpus={(10,): range(70, 91), (10, 5): range(75, 91), (10, 8): range(75, LATER)},
-        known={
-            **_SINCE_10,
-            "float_only_at_0": dict.fromkeys(("MatMul", "Gemm"), _OVERFLOWS),
-        },  # docs/results/certify.md
+        known={**_SINCE_10, "float_only_at_0": _AT_0},
     ),
     "tensorrt11": Facts(
         first=(11,),

@@ -106,7 +106,7 @@ class _Held(NamedTuple):
 
     @property
     def native(self) -> bool:
-        """TensorRT has such codes, of weights."""
+        """Return whether TensorRT has such codes, of weights."""
         signed = self.dtype in (_INT8, ir.DataType.INT4) and self.scale.shape != (1,)
         return signed and not self.zero.any() and bool((self.scale >= _LEAST).all())
 
@@ -126,7 +126,7 @@ def _held(node: ir.Node) -> _Held | None:
 
 
 def _widening(low: Any, high: Any) -> Any:
-    """How many times as wide steps have to be for codes less their zero point to have room in signed ones of 8 bits."""
+    """Return how many times as wide steps have to be for codes less their zero point to have room in signed ones of 8 bits."""
     return np.maximum(1.0, np.maximum(low / -128, high / 127))
 
 
