@@ -1,11 +1,12 @@
 """Every format of `trtopt tiers` beside ModelOpt's engines of the same model and samples.
 
-    python scripts/bench_tiers.py FOLDER NAME... [--level N] [--limits DB,DB] [--target sm89]
+    python scripts/bench_tiers.py FOLDER NAME... [--level N] [--limits DB,DB] [--target sm89] [--rows ROW,ROW | --time]
 
 FOLDER has NAME.pack of each (scripts/bench_tiers_inputs.py). Needs a GPU and TensorRT beside trtopt; with TensorRT-RTX and
 --target it goes without a GPU, and without times. Builds every tier and ModelOpt's files, judges them on samples that nothing
 was calibrated on, times all in turns, and keeps NAME.tiers.json and NAME.tiers.md up to date after each step. Engines that are
-there aren't built again.
+there aren't built again. --rows builds some alone (fp16, modelopt-int8, …), so that several processes can build at once; --time
+then times and judges all of these, when the GPU has nothing else to do.
 """
 
 from __future__ import annotations
@@ -147,6 +148,23 @@ class Bench:
                 self.engines[row.name] = folder / f"{row.name}.engine"
         self.facts["left_out"] = found.left_out
 
+    def alone(self, names: list[str]) -> None:
+        for name in names:
+            mode = name.removeprefix("modelopt-")
+            if mode != name:
+                self.modelopt(mode)
+            else:
+                data = {"data": self.folder / f"{self.name}.npz"} if name in ("fp8", "int8") else {}
+                self.build(name, self.folder / f"{self.name}.onnx", compare=False, **data, **TIERS[name])
+            (self.folder / f"{self.name}.{name}.row.json").write_text(json.dumps(self.row(name), default=str))
+
+    def built(self) -> None:
+        for name in [*TIERS, *(f"modelopt-{mode}" for mode in MODES)]:
+            kept, engine = (self.folder / f"{self.name}.{name}.{kind}" for kind in ("row.json", "engine"))
+            if kept.is_file():
+                self.row(name).update(json.loads(kept.read_text()))
+                self.engines |= {name: engine} if engine.is_file() else {}
+
     def int4(self) -> None:
         """Build it of the nearest codes: those by samples take minutes on a CPU, and engines with either are as fast."""
         self.build("int4", self.folder / f"{self.name}.onnx", int4=True)
@@ -258,16 +276,25 @@ def main() -> int:
     parser.add_argument("--level", type=int, default=2)
     parser.add_argument("--limits", default="")
     parser.add_argument("--target", default="")
+    parser.add_argument("--rows", default="")
+    parser.add_argument("--time", action="store_true")
     given = parser.parse_args()
     failed = False
     for name in given.names:
         bench = Bench(given.folder, name, given)
-        bench.step("unpack", functools.partial(unpack, given.folder, name))
-        bench.step("tiers", bench.tiers)
-        if name in RANDOM:
-            bench.step("int4", bench.int4)
-        for mode in MODES:
-            bench.step(f"modelopt-{mode}", functools.partial(bench.modelopt, mode))
+        if not (given.folder / f"{name}.onnx").is_file():
+            bench.step("unpack", functools.partial(unpack, given.folder, name))
+        if given.rows:
+            bench.alone(given.rows.split(","))
+            continue
+        if given.time:
+            bench.built()
+        else:
+            bench.step("tiers", bench.tiers)
+            if name in RANDOM:
+                bench.step("int4", bench.int4)
+            for mode in MODES:
+                bench.step(f"modelopt-{mode}", functools.partial(bench.modelopt, mode))
         if probe():
             bench.step("time", bench.time)
         for engine in bench.engines:

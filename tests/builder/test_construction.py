@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, typed, values
+from graphs import conv_relu, typed, values, written
 from onnx import numpy_helper
 from world import Heard, unnumbered
 
@@ -22,6 +22,7 @@ from trtopt.builder.construction import BuildResult, build
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import (
     BackendError,
+    BuildFailed,
     CalibrationError,
     ModelError,
     OutputError,
@@ -383,6 +384,59 @@ def test_a_layer_that_has_no_quantized_kernel_is_left_out_in_a_second_build(
     left_out += ["again", "and again"]
     with pytest.raises(UnsupportedOperator, match="conv1"):  # left out, and refused all the same
         _build(files, tmp_path / "other.engine", int8=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "left_out"),
+    [
+        (UnsupportedOperator, "TensorRT parses {ForeignNode[a...b]} but has no implementation for its types", {"fc"}),
+        (
+            BuildFailed,
+            "Error Code 2: Internal Error (Assertion type() == expectedDataType<T>() failed.)",
+            {"conv2", "conv3"},
+        ),
+    ],
+)
+def test_layers_that_tensorrt_may_fail_at_are_left_out_in_a_second_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], said: str, left_out: set[str]
+) -> None:
+    """8.6 names a region of a whole transformer; 10.6 nothing, where a convolution reads SiLU, GELU or a Clip from -1 on."""
+    shapes = {"w1": (32, 16, 3, 3), "w2": (32, 32, 3, 3), "w3": (32, 32, 3, 3), "w4": (32, 32, 3, 3), "v": (32, 64)}
+    net = written(
+        """(float[n,16,8,8] x) => (float[n,64] y) {
+        [conv1] a = Conv <pads = [1, 1, 1, 1]> (x, w1) [s] s = Sigmoid (a) [silu] b = Mul (a, s)
+        [conv2] c = Conv <pads = [1, 1, 1, 1]> (b, w2) [clip] d = Clip (c, low, high)
+        [conv3] e = Conv <pads = [1, 1, 1, 1]> (d, w3) [relu6] f = Clip (e, zero, high)
+        [conv4] g = Conv <pads = [1, 1, 1, 1]> (f, w4) [pool] p = GlobalAveragePool (g) [flat] h = Flatten (p)
+        [fc] y = MatMul (h, v) }""",
+        **{name: values(*shape, scale=0.1) for name, shape in shapes.items()},
+        low=np.float32(-1),
+        zero=np.float32(0),
+        high=np.float32(6),
+    )
+    onnx.save(net, tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", x=values(32, 16, 8, 8))
+    works, calls = type(select("rtx")).build, list[str]()
+
+    def refusing(self: Any, model: Path, *arguments: Any, **options: Any) -> Any:
+        calls.append("")
+        if len(calls) == 1:
+            raise error(said)
+        return works(self, model, *arguments, **options)
+
+    monkeypatch.setattr(type(select("rtx")), "build", refusing)
+    shapes_of = "x:1x16x8x8,4x16x8x8,8x16x8x8"
+    result = trtopt.build(
+        tmp_path / "net.onnx",
+        tmp_path / "net.engine",
+        int8=True,
+        data=tmp_path / "data.npz",
+        shapes=shapes_of,
+        target=TARGET,
+        compare=False,
+    )
+    reasons = {item.node: item.reason for item in result.kept if "has no implementation of it in INT8" in item.reason}
+    assert set(reasons) == left_out and result.precision["int8"] == 5 - len(left_out)
 
 
 def test_codes_by_an_inputs_range_that_something_else_reads_are_refused(tmp_path: Path) -> None:

@@ -51,6 +51,30 @@ def test_blocks_are_as_large_as_the_inputs_allow_and_others_keep_their_weights()
     assert "w1" not in held and "w2" not in held
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[fc] y = Gemm <transB = 1> (x, w, b)",
+        "[fc] y = Gemm <transB = 1> (x, w)",
+        "[t] t = Transpose (x) [fc] y = Gemm <transA = 1, transB = 1, alpha = 0.5, beta = 2.0> (t, w, b)",
+    ],
+)
+def test_a_gemm_becomes_a_matmul(text: str) -> None:
+    """TensorRT 10.6 ends the process at one with INT4 weights."""
+    net = written(f"(float[5,128] x) => (float[5,96] y) {{ {text} }}", w=values(96, 128), b=values(96, seed=1))
+    result, proto = _int4(net)
+    assert list(result.changes) == ["fc"] and not invalid(proto)
+    assert [item.op_type for item in proto.graph.node if item.name == "fc"] == ["MatMul"]
+    x = values(5, 128, seed=2)
+    held = {item.name: to_array(item) for item in proto.graph.initializer}
+    weight = held["w_int4"].astype(np.float32) * held["w_scale"]
+    wanted = x @ weight * (0.5 if "alpha" in text else 1) + ("b)" in text) * values(96, seed=1) * (
+        2 if "beta" in text else 1
+    )
+    found = open_session(proto, threads=1, optimize=False).run(None, {"x": x})[0]
+    assert np.allclose(found, wanted, atol=1e-4)
+
+
 @pytest.mark.parametrize("inputs", [64, 128, 256])
 def test_one_output_of_one_block_stays_floating(inputs: int) -> None:
     """TensorRT-RTX takes its one scale for none of blocks."""

@@ -32,7 +32,7 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
         (
             "[weightsPtr.h::values::181] Error Code 2: Internal Error (Assertion type() == expectedDataType<T>() failed. )",
             BuildFailed,
-            "does so where Q/DQ stand around HardSwish or squeeze-and-excite",
+            "does so where an INT8 convolution reads HardSwish",
         ),
         (
             f"{BUILD}([pass.cpp:337] Cannot compile operation 'fc' for Turing (SM75): FP32 GEMM is not supported.)",

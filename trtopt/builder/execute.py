@@ -39,10 +39,12 @@ from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo
 from trtopt.graph.fixed_inputs import with_file
 from trtopt.graph.io import save_model
+from trtopt.graph.op_types import ELEMENTWISE
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.passes.typed import overflowing, typed_already
+from trtopt.graph.proto import Links, to_array
 from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
@@ -50,7 +52,7 @@ from trtopt.linting.refusals import explained
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.folding import proven
 from trtopt.trt.generation import BuiltPlan, Generation
-from trtopt.trt.layers import sparse_kernels
+from trtopt.trt.layers import HEAVY_OPS, REGION, sparse_kernels
 from trtopt.trt.parsing import refusal
 from trtopt.trt.profiles import validate_profiles
 
@@ -259,21 +261,42 @@ def _planned(
             reporter=plan.request.reporter,
         )
         return lowered, engine
-    except UnsupportedOperator as error:
-        parts = written_out(graph, error.issues, plan.request.reporter)
-        if parts is None and error.issues:
-            raise explained(error, plan.model, graph) from error
-        alone = {*re.split(r"[\s+]+", str(error))} & asked.keys() - unquantized.keys()
+    except (UnsupportedOperator, BuildFailed) as error:
+        parts = None
+        if isinstance(error, UnsupportedOperator):
+            parts = written_out(graph, error.issues, plan.request.reporter)
+            if parts is None and error.issues:
+                raise explained(error, plan.model, graph) from error
+        alone = _suspects(str(error), graph) & asked.keys() - unquantized.keys()
         if parts is None and plan.in_graph is not None and alone:
             reason = f"{generation} has no implementation of it in {spec.precision.upper()}"
             plan.request.reporter.note(f"{first_of(sorted(alone))}: {reason}; building again")
             return _planned(plan, graph, unsafe, {**unquantized, **dict.fromkeys(alone, reason)}, folder)
         if parts is None:
-            advice = "; a layer behind it may be why: `precision_override=['LAYER=fp16']`" if plan.in_graph else ""
+            unnamed = plan.in_graph is not None and isinstance(error, UnsupportedOperator)
+            advice = "; a layer behind it may be why: `precision_override=['LAYER=fp16']`" if unnamed else ""
             raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + advice) from error
     except BackendError as error:
         raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
     return _planned(plan, parts, unsafe, {**unquantized, **_new(parts, graph)}, folder)
+
+
+def _suspects(said: str, graph: onnx.ModelProto) -> set[str]:
+    """Name the nodes that TensorRT may not run quantized, by what it said."""
+    if REGION in said:  # 8.6 doesn't say what of it fails; its products are what was quantized
+        return {node.name for node in graph.graph.node if HEAVY_OPS.get(node.op_type) == "matmul"}
+    if "expectedDataType" in said:  # 10.6, of convolutions that read another activation than a Relu or a Clip from 0 on
+        links = Links(graph.graph)
+        makers = {node.name: links.makers.get(node.input[0]) for node in graph.graph.node if node.op_type == "Conv"}
+        return {name for name, maker in makers.items() if maker is not None and _is_other(maker, links)}
+    return {*re.split(r"[\s+]+", said)}
+
+
+def _is_other(node: onnx.NodeProto, links: Links) -> bool:
+    if node.op_type != "Clip":
+        return node.op_type in ELEMENTWISE - {"Relu", "Add"}
+    least = links.constants.get(node.input[1]) if len(node.input) > 1 else None
+    return least is None or bool(to_array(least).any())
 
 
 def _judged(plan: BuildPlan, pruned: Pruned, graph: onnx.ModelProto) -> str:

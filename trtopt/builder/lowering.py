@@ -27,6 +27,7 @@ from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.quantize import FORMATS, insert_qdq, is_quantized
 from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.result import PassResult
+from trtopt.graph.passes.reworded import reword
 from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
 from trtopt.graph.proto import all_nodes, dtype_name, forget_placeholders, inferred_values, whole_copy
@@ -105,6 +106,7 @@ def lower(
         unsafe |= overflowing(model, table.beyond_fp16)
     passes = [readable(model, generation.capabilities.max_opset)]
     source = as_read(folded, passes[0])
+    passes.append(reword(model))
     overrides, left_out = _overrides(model, spec), {**unsafe, **(unquantized or {})}
     points = Points({}) if table is None else _quantize(model, spec, generation, table, left_out, passes)
     asked = dict.fromkeys(points.quantized, spec.precision) | overrides

@@ -194,8 +194,9 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
         ),
         r"type\(\) == expectedDataType": (
-            "10.6 does so where Q/DQ stand around HardSwish or squeeze-and-excite (MobileNetV3, EfficientNet, RegNetY): "
-            "give the model without Q/DQ to `int8=True`, whose scales trtopt keeps beside the graph there, or use `fp16=True`"
+            "10.6 does so where an INT8 convolution reads HardSwish, squeeze-and-excite, GELU, SiLU or ELU through Q/DQ: give "
+            "the model without Q/DQ to `int8=True`, which leaves such layers out or keeps scales beside the graph, or use "
+            "`fp16=True`"
         ),
     },
     EngineMismatch: {

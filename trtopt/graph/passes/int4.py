@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from trtopt.core.values import Kept, Precision
 from trtopt.graph.passes.casts import IR_TYPES
 from trtopt.graph.passes.quantize import FORMATS, quantize_weight, round_scale, weight_scales
-from trtopt.graph.passes.result import PassResult
+from trtopt.graph.passes.result import Line, PassResult, write_out
 from trtopt.graph.passes.typed import FP16_MAX
-from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant
+from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, operand
 
 FORM = FORMATS[Precision.INT4]
 
@@ -117,10 +117,27 @@ def int4_weights(
             found = found or nearest(matrix(node), base if own is Precision.FP32 else own)
             made[key] = _dequantized(editor, weight, found)
         node.replace_input_with(1, made[key])
-        node.attributes.pop("transB", None)
+        if node.op_type == "Gemm":
+            _in_parts(node, editor)
         changes.append(name)
     drop_unread(model.graph)
     return PassResult(model, changes, tuple(kept))
+
+
+def _in_parts(node: ir.Node, editor: Editor) -> None:
+    """Write a Gemm as MatMul and Add: of one with INT4 weights TensorRT 10.6 ends the process ("LLVM ERROR: out of memory")."""
+    value, weight, bias = node.inputs[0], node.inputs[1], operand(node, 2)
+    dtype, line = weight.dtype.numpy(), Line(editor, node)
+    alpha, beta = (editor.constant(f"{node.name}/{key}", attribute(node, key, 1.0), dtype) for key in ("alpha", "beta"))
+    if attribute(node, "transA", 0):
+        value = line("Transpose", value, perm=[1, 0])
+    if attribute(node, "beta", 1.0) != 1 and bias is not None:
+        bias = line("Mul", bias, beta)
+    for made in line.nodes:
+        made.outputs[0].dtype = weight.dtype
+    node.graph.insert_before(node, line.nodes)
+    scaled = [("Mul", alpha)] * (attribute(node, "alpha", 1.0) != 1)
+    write_out(node, editor, value, ("MatMul", weight), *scaled, *([("Add", bias)] * (bias is not None)))
 
 
 def _dequantized(editor: Editor, weight: ir.Value, coded: Coded) -> ir.Value:

@@ -55,6 +55,26 @@ def set_input(node: ir.Node, slot: int, value: ir.Value) -> None:
     node.replace_input_with(slot, value)
 
 
+def write_out(node: ir.Node, editor: Editor, value: ir.Value, *steps: tuple[str, ir.Value]) -> ir.Node:
+    """Make a node the last of some of two operands, each of which takes what the one before gives; the first takes `value`.
+
+    Returns the first one, which has the node's name.
+    """
+    line = Line(editor, node)
+    for op, other in steps[:-1]:
+        value = line(op, value, other)
+        value.dtype = node.outputs[0].dtype
+    node.graph.insert_before(node, line.nodes)
+    node.attributes.clear()
+    node.op_type, other = steps[-1]
+    node.resize_inputs(2)
+    for slot, item in enumerate((value, other)):
+        set_input(node, slot, item)
+    first = [*line.nodes, node][0]
+    first.name, node.name = node.name, first.name
+    return first
+
+
 def rewrite_nodes(model: ir.Model, rule: Callable[[ir.Node, Editor], bool], failure: str, instead: str) -> list[str]:
     """Let a rule rewrite every node, those of bodies too, and name those that it says it changed.
 

@@ -1,0 +1,49 @@
+"""Operators that TensorRT computes on codes, and wrong, behind a DequantizeLinear."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import values, written
+from onnx import ModelProto
+
+from trtopt.graph.guard import invalid
+from trtopt.graph.passes.reworded import reword
+from trtopt.graph.view import to_ir, to_proto
+from trtopt.ort.runner import OnnxRunner
+
+X = {"x": values(2, 8, 6, 6, scale=1.5)}
+
+
+def _net(text: str) -> ModelProto:
+    start = "[q] c = QuantizeLinear (x, s, z) [dq] d = DequantizeLinear (c, s, z)"
+    numbers = {name: np.float32(number) for name, number in {"s": 0.03, "m1": -1, "p1": 1, "zero": 0}.items()}
+    return written(f"(float[2,8,6,6] x) => (float y) {{ {start} {text} }}", z=np.int8(0), **numbers)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("[a] y = Neg (d)", {"Mul"}),
+        ("[a] y = Abs (d)", {"Mul", "Max"}),
+        ("[a] y = Clip (d, m1, p1)", {"Max", "Min"}),
+        ("[a] y = Clip (d, m1)", {"Max"}),
+        ("[t] t = Transpose (d) [a] y = Neg (t)", {"Transpose", "Mul"}),
+        ("[p] p = MaxPool <kernel_shape = [2, 2]> (d) [r] r = Relu (p) [a] y = Neg (r)", {"MaxPool", "Relu", "Mul"}),
+        ("[j] j = Concat <axis = 1> (x, d) [a] y = Abs (j)", {"Concat", "Mul", "Max"}),
+        # What TensorRT computes right stays as it is.
+        ("[a] y = Clip (d, zero, p1)", {"Clip"}),
+        ("[a] y = Clip (d, , p1)", {"Clip"}),
+        ("[m] m = Mul (d, p1) [a] y = Neg (m)", {"Mul", "Neg"}),
+        ("[a] b = Neg (x) [j] y = Add (d, b)", {"Neg", "Add"}),
+    ],
+)
+def test_what_stands_behind_codes_is_reworded_and_gives_the_same(text: str, left: set[str]) -> None:
+    net = _net(text)
+    wanted, result = OnnxRunner(net, optimize=False)(X), reword(to_ir(net))
+    made = to_proto(result.model)
+    assert not invalid(made)
+    operators = {item.op_type for item in made.graph.node} - {"QuantizeLinear", "DequantizeLinear"}
+    assert operators == left and list(result.changes) == ["a"] * ("a" in result.changes)
+    assert np.array_equal(OnnxRunner(made, optimize=False)(X)["y"], wanted["y"])
+    assert "a" in {item.name for item in made.graph.node}
