@@ -39,14 +39,18 @@ from trtopt.evaluation.measures import measure
 from trtopt.runtime.timing import in_turns
 
 IMAGE, TOKENS, BATCHES = "input:{}x3x224x224", "{0}:{{}}x64", (1, 8, 32)
+CACHES = [f"{kind}_{layer}" for layer in range(4) for kind in ("key", "value")]
+PARTS = {"past": 24, "cross": 1500}  # caches → their length
+STEP = ["tokens:{}x1", *(f"{part}_{name}:{{}}x6x{size}x64" for part, size in PARTS.items() for name in CACHES)]
 FIELDS = ("input_ids", "attention_mask", "token_type_ids")
 NETWORKS: Mapping[str, tuple[str, tuple[int, ...]]] = {  # name → inputs of so many samples, batches
     "vit_b": (IMAGE, BATCHES),
     "minilm": (";".join(map(TOKENS.format, FIELDS)), BATCHES),
     "lite0": (IMAGE, BATCHES),
-    "whisper_encoder": ("input_features:{}x80x3000", (1, 8)),
+    "whisper_encoder": ("mel:{}x80x3000", (1, 8)),
+    "whisper_step": (";".join(STEP), (1, 8)),
 }
-RANDOM = ("vit_b", "whisper_encoder")  # weights, of which speed alone is of interest
+RANDOM = ("vit_b", "whisper_encoder", "whisper_step")  # weights, of which speed alone is of interest
 MODES = ("int8", "fp8", "int4")  # ModelOpt's
 MARK = b"sha256:"  # in place of a weight's bytes
 ROUNDS, ITERATIONS = 7, 20

@@ -267,7 +267,7 @@ def _planned(
             parts = written_out(graph, error.issues, plan.request.reporter)
             if parts is None and error.issues:
                 raise explained(error, plan.model, graph) from error
-        alone = _suspects(str(error), graph) & asked.keys() - unquantized.keys()
+        alone = _suspects(error, graph) & asked.keys() - unquantized.keys()
         if parts is None and plan.in_graph is not None and alone:
             reason = f"{generation} has no implementation of it in {spec.precision.upper()}"
             plan.request.reporter.note(f"{first_of(sorted(alone))}: {reason}; building again")
@@ -281,14 +281,17 @@ def _planned(
     return _planned(plan, parts, unsafe, {**unquantized, **_new(parts, graph)}, folder)
 
 
-def _suspects(said: str, graph: onnx.ModelProto) -> set[str]:
+def _suspects(error: BackendError | UnsupportedOperator, graph: onnx.ModelProto) -> set[str]:
     """Name the nodes that TensorRT may not run quantized, by what it said."""
-    if REGION in said:  # 8.6 doesn't say what of it fails; its products are what was quantized
-        return {node.name for node in graph.graph.node if HEAVY_OPS.get(node.op_type) == "matmul"}
+    said = str(error)
     if "expectedDataType" in said:  # 10.6, of convolutions that read another activation than a Relu or a Clip from 0 on
         links = Links(graph.graph)
         makers = {node.name: links.makers.get(node.input[0]) for node in graph.graph.node if node.op_type == "Conv"}
         return {name for name, maker in makers.items() if maker is not None and _is_other(maker, links)}
+    if not isinstance(error, UnsupportedOperator):
+        return set()
+    if REGION in said:  # 8.6 doesn't say what of it fails; its products are what was quantized
+        return {node.name for node in graph.graph.node if HEAVY_OPS.get(node.op_type) == "matmul"}
     return {*re.split(r"[\s+]+", said)}
 
 
