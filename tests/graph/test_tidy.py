@@ -121,6 +121,29 @@ def test_pairs_become_one(first: Any, second: Any, merged: bool, between: str) -
         assert found.count(second.op_type) == 1 + kept
 
 
+@pytest.mark.parametrize(
+    ("text", "factors"),
+    [
+        ("a = Mul (x, s) b = Mul (t, z)", 1),
+        ("a = Mul (s, x) b = Mul (z, t)", 1),
+        ("a = Mul (x, s) b = Mul (t, wide)", 2),  # more axes than the operand has
+        ("a = Mul (x, rows) b = Mul (t, s)", 2),
+        ("a = Mul (x, s) b = Mul (t, z) also = Relu (b)", 2),
+        ("a = Mul (x, s) b = Mul (a, z)", 2),
+    ],
+)
+def test_the_factors_of_a_products_operands_become_one(text: str, factors: int) -> None:
+    """As of attention's query and key."""
+    net = written(
+        f"(float[4,4] x) => (float y{', float also' * ('also' in text)}) {{ t = Transpose (x) {text} y = MatMul (a, b) }}",
+        s=np.float32(0.4),
+        z=np.full(1, 0.3, np.float32),
+        wide=np.full((1, 1, 1), 0.3, np.float32),
+        rows=np.full((4, 1), 0.3, np.float32),
+    )
+    assert left(net).count("Mul") == factors
+
+
 def test_casts_by_a_narrower_type_stay() -> None:
     half = node("Cast", "x", "h", to=10)
     assert left(pair(half, node("Cast", "h", "y", to=1))) == ["Cast", "Cast"]

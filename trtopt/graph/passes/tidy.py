@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import string
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from trtopt.graph.op_types import RESHAPING
 from trtopt.graph.passes.result import set_input
@@ -35,6 +37,8 @@ def tidy(model: ir.Model) -> None:
             _concat(node)
         elif node.op_type == "Einsum":
             _spell(node)
+        elif node.op_type == "MatMul":
+            _scale_once(node, editor)
         elif (before := node.inputs[0].producer()) is not None and before.op_type == node.op_type and not before.domain:
             _join(before, node, editor, opset)
         if (given := _given(node, editor)) is not None:
@@ -51,6 +55,25 @@ def _spell(node: ir.Node) -> None:
     if any(map(str.isupper, letters)) and len(letters) <= len(string.ascii_lowercase):
         small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
         node.attributes["equation"] = ir.AttrString("equation", equation.translate(small))
+
+
+def _scale_once(node: ir.Node, editor: Editor) -> None:
+    """Give a product's left operand the constant factors of both: exporters scale attention's query and key, a kernel each."""
+    left, right = map(_scaled, node.inputs)
+    if left is not None and right is not None and left[0] is not right[0]:
+        (scaling, slot, factor), (other, place, more) = left, right
+        scaling.replace_input_with(slot, editor.constant(f"{scaling.outputs[0].name}/factor", factor * more))
+        node.replace_input_with(1, other.inputs[1 - place])
+
+
+def _scaled(value: ir.Value | None) -> tuple[ir.Node, int, NDArray[Any]] | None:
+    """Return the Mul that gives one reader an FP32 tensor times one number, the number's slot and the number; else None."""
+    node = value.producer() if value is not None and value.dtype == ir.DataType.FLOAT and read_once(value) else None
+    if node is None or node.op_type != "Mul" or node.domain:
+        return None
+    slot = int(constant(node.inputs[0]) is None)
+    number, form = constant(node.inputs[slot]), sizes(node.inputs[1 - slot])
+    return (node, slot, number) if number is not None and number.size == 1 and number.ndim <= len(form or ()) else None
 
 
 def _given(node: ir.Node, editor: Editor) -> ir.Value | None:
