@@ -80,6 +80,15 @@ def test_casts_that_were_fused_into_a_layer(order: dict[str, str], found: Precis
     assert (layer.kind, layer.precision) == ("matmul", found)
 
 
+def test_attention_that_hands_on_its_caches_in_fp32_computes_in_what_it_casts_them_to() -> None:
+    """As a decoder's step whose caches are inputs and outputs in FP32."""
+    line = dumped(
+        "kgen", "Datatype: Float", "Datatype: Float }, { Name: y, Datatype: Half", name="_gemv_mha_v1", nodes="cm"
+    )
+    (layer,) = from_dump(line, {"c": "Cast", "m": "MatMul"}).layers
+    assert layer.precision is Precision.FP16
+
+
 @pytest.mark.parametrize(("in_float", "found"), [(set(), Precision.INT8), ({"fc"}, Precision.FP16)])
 def test_a_layer_that_dequantizes_before_it_multiplies(in_float: set[str], found: Precision) -> None:
     half, ops = "Datatype: Half", {"fc": "Gemm", "x_dequantized": "DequantizeLinear"}
