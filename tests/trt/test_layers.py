@@ -80,11 +80,11 @@ def test_casts_that_were_fused_into_a_layer(order: dict[str, str], found: Precis
     assert (layer.kind, layer.precision) == ("matmul", found)
 
 
-def test_attention_that_hands_on_its_caches_in_fp32_computes_in_what_it_casts_them_to() -> None:
-    """As a decoder's step whose caches are inputs and outputs in FP32."""
-    line = dumped(
-        "kgen", "Datatype: Float", "Datatype: Float }, { Name: y, Datatype: Half", name="_gemv_mha_v1", nodes="cm"
-    )
+@pytest.mark.parametrize("written", ["Half", "FP8", "Int8"])
+def test_attention_that_hands_on_its_caches_in_fp32_computes_in_what_it_casts_them_to(written: str) -> None:
+    """As a decoder's step whose caches are inputs and outputs in FP32, also where what follows is quantized."""
+    reads, writes = (f"Datatype: Float }}, {{ Name: y, Datatype: {kind}" for kind in ("Half", written))
+    line = dumped("kgen", reads, writes, name="_gemv_mha_v1", nodes="cm")
     (layer,) = from_dump(line, {"c": "Cast", "m": "MatMul"}).layers
     assert layer.precision is Precision.FP16
 

@@ -117,9 +117,10 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
                 unread.append(line)
             continue
         if layer.precision is Precision.FP32 and _casts_first(layer.nodes, ops or {}):
-            # Networks are strongly typed: it computes in what it casts to; what it hands on as it was is FP32.
-            written = (_precision([tensor]) for tensor in (entry or {}).get("Outputs", ()))
-            reduced = (kind for kind in written if kind not in (None, Precision.FP32))
+            # Networks are strongly typed: it computes in what it casts to; caches of attention are handed on in FP32.
+            tensors = (*(entry or {}).get("Outputs", ()), *(entry or {}).get("Inputs", ()))
+            floating = (_precision([tensor], quantized=False) for tensor in tensors)
+            reduced = (kind for kind in floating if kind not in (None, Precision.FP32))
             layer = replace(layer, precision=next(reduced, None) or Precision.FP32)
         layers.append(layer)
     what = f"{len(unread)} of {len(lines)} lines of TensorRT's layer report can't be read, such as {unread[:1]!r:.200}"
