@@ -23,7 +23,7 @@ from trtopt.runtime.session import Session
 collect_ignore = ["test_gpu_lean.py"]
 if LEAN:
     collect_ignore = [
-        f"test_gpu_{name}.py" for name in ("best", "cache", "encoder", "layers", "operators")
+        f"test_gpu_{name}.py" for name in ("best", "cache", "encoder", "layers", "operators", "quantized")
     ]  # they build
     for module in ("tensorrt", "tensorrt_rtx", "tensorrt_lean" if LEAN == "10" else "tensorrt_lean_bindings"):
         sys.modules[module] = None  # type: ignore[assignment]
