@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes import common
 
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
@@ -64,6 +65,18 @@ def read_ir(proto: onnx.ModelProto) -> ir.Model:
                 "; a ZipMap of scikit-learn's converter makes them: to_onnx(…, options={'zipmap': False}) gives arrays"
             )
         raise ModelError(text) from error
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Put the nodes of model-local functions in place of their calls; of one that a plugin is to compute the call stays."""
+    for key in [key for key in model.functions if known(*key[:2]) is not None]:
+        del model.functions[key]
+    for function in model.functions.values():
+        # Of custom domains the version says nothing here, and the library refuses two.
+        function.opset_imports.update({key: it for key, it in model.opset_imports.items() if key not in STANDARD})
+        for node in function:
+            node.name = node.name or f"{node.op_type}_{node.outputs[0].name}"
+    common.InlinePass()(model)
 
 
 def infer_into(model: ir.Model, proto: onnx.ModelProto) -> None:
