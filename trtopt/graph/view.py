@@ -47,6 +47,14 @@ def to_ir(proto: onnx.ModelProto) -> ir.Model:
     return model
 
 
+def share_weights(model: ir.Model, proto: onnx.ModelProto) -> None:
+    """Give what was read of a `skeleton` with references the weights of `proto`, uncopied; lazy ones stay lazy."""
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for name, value in model.graph.initializers.items():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = _LazyWeight(weights[name])
+
+
 def read_ir(proto: onnx.ModelProto) -> ir.Model:
     """`proto` as an onnx-ir model, as it is.
 

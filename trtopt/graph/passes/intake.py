@@ -26,8 +26,8 @@ from trtopt.graph.passes.integer import INTEGER, Integers
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.quantize import along
 from trtopt.graph.passes.result import Line, PassResult, set_input
-from trtopt.graph.proto import STANDARD, all_nodes, whole_copy
-from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, sizes
+from trtopt.graph.proto import LARGE, STANDARD, all_nodes, name_nodes, skeleton
+from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, share_weights, sizes
 
 _LIMITS = {ir.DataType[f"INT{bits}"]: (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (4, 8, 16, 32)}
 _LIMITS |= {ir.DataType[f"UINT{bits}"]: (0, (1 << bits) - 1) for bits in (4, 8, 16, 32)}
@@ -70,7 +70,9 @@ def take_in(proto: ModelProto, *, drop: bool = False) -> Taken:
         return Taken(proto)
     newest = "MatMulNBits" in names or any("eLinear" in op and domain not in STANDARD for domain, op in ops)
     try:
-        model = to_ir_at(whole_copy(proto), 21 if newest else 13)  # reading one names its nameless constants
+        light = skeleton(proto, LARGE, external="weights")  # reading one names its nameless constants
+        name_nodes(light)
+        share_weights(model := to_ir_at(light, 21 if newest else 13), proto)
         if (integers := Integers(model)).refused:
             why = first_of(integers.refused, 3)
             raise ModelError(f"it is quantized already, in what TensorRT hasn't ({why}): {_INSTEAD}")
