@@ -16,7 +16,6 @@ from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
 from trtopt.core.operators import known
 from trtopt.core.words import first_of
-from trtopt.graph.lazy_weights import is_lazy
 from trtopt.graph.proto import STANDARD, infer_shapes, schema_of, tensor_chunks, to_array, unique
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
@@ -41,17 +40,16 @@ def to_ir(proto: onnx.ModelProto) -> ir.Model:
         ModelError: it holds values that onnx-ir has no form for.
     """
     model = read_ir(proto)
-    for tensor in filter(is_lazy, proto.graph.initializer):
-        model.graph.initializers[tensor.name].const_value = _LazyWeight(tensor)
+    share_weights(model, proto)
     infer_into(model, proto)
     return model
 
 
 def share_weights(model: ir.Model, proto: onnx.ModelProto) -> None:
-    """Give what was read of a `skeleton` with references the weights of `proto`, uncopied; lazy ones stay lazy."""
+    """Let weights that are references be those of `proto`, uncopied; lazy ones stay lazy."""
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
     for name, value in model.graph.initializers.items():
-        if isinstance(value.const_value, ir.ExternalTensor):
+        if isinstance(value.const_value, (ir.ExternalTensor, _LazyWeight)):
             value.const_value = _LazyWeight(weights[name])
 
 

@@ -270,8 +270,7 @@ class _Pairs:
         value = line("Mul", value, self.editor.constant(f"{node.name}_scale", scale, dtype))
         paired = counted == dtype and held.scale.size == 1  # else TensorRT has no such codes of activations
         if paired:  # with a zero point: without one codes are uint8
-            none = np.zeros(held.scale.shape, held.dtype.numpy())
-            pair = node.inputs[1], operand(node, 2) or self.editor.constant(f"{node.name}_zero_point", none)
+            pair = node.inputs[1], self.editor.constant(f"{node.name}_zero_point", held.zero, held.dtype.numpy())
             value = line("DequantizeLinear", line("QuantizeLinear", value, *pair), *pair)
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [value])
         if paired:

@@ -183,8 +183,7 @@ class Integers:
             self._scales[result] = held
         elif node.op_type.endswith("Integer"):
             sums, dynamic = node.outputs[0], operand(node, 0) in self._origins
-            kept = ("Cast", *_MOVING) if dynamic else ("Cast",)
-            whole = sums.is_graph_output() or any(item.op_type not in kept for item in sums.consumers())
+            whole = sums.is_graph_output() or {it.op_type for it in sums.consumers()} - {"Cast", *_MOVING * dynamic}
             if dynamic and whole:
                 raise Refused("its sums are used as whole numbers, and those of an input's own range are floats here")
             if dynamic:
