@@ -236,6 +236,11 @@ def test_verbose_shows_tracebacks_on_stderr_wherever_it_stands(world: World, mon
         assert ("Traceback" in found.err) is shown and list(json.loads(found.out)) == ["error"]
 
 
+def test_an_option_that_ends_the_line_without_its_value_is_named(world: World) -> None:
+    done = world.run("build", "m.onnx", "-o", "m.engine", "--sparsity")
+    assert done.status == 2 and done.err == "error: --sparsity requires an argument: type --sparsity off|keep|prune\n"
+
+
 @pytest.mark.parametrize("arguments", [["-q", "check", "m"], ["check", "-q", "m"], ["check", "m", "--quiet"]])
 def test_quiet_stands_before_or_after_the_command_and_leaves_warnings(
     world: World, monkeypatch: pytest.MonkeyPatch, arguments: list[str]

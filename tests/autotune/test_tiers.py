@@ -121,6 +121,15 @@ def test_without_scales_the_others_are_built(world: World) -> None:
     assert not found.ok
 
 
+def test_of_a_quantized_model_there_are_no_tiers(world: World) -> None:
+    text = """(float[n, 8] x) => (float[n, 8] y) { c = QuantizeLinear(x, s, z) d = DequantizeLinear(c, s, z)
+        y = MatMul(d, w) }"""
+    onnx.save(written(text, s=np.float32(0.1), z=np.int8(0), w=values(8, 8)), world.model)
+    done = world.run("tiers", world.model, "--data", world.arrays, "--target", "sm89", "-o", world.output)
+    has(done.err, "holds Q/DQ already", "give that, or build this one: trtopt build", "-o OUT.engine")
+    assert done.status == 2 and "drop" not in done.err
+
+
 def test_what_the_target_lacks_is_left_out_and_what_is_wrong_for_all_refused(world: World) -> None:
     found = trtopt.tiers(world.model, world.output, data=world.arrays, target="sm80", only=())
     assert [row.name for row in found.rows] == ["fp32", "fp16", "bf16", "int8", "int4"]

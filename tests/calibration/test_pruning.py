@@ -14,6 +14,7 @@ from onnx import ModelProto, numpy_helper
 from world import Heard
 
 from trtopt.calibration.pruning import Pruned, prune
+from trtopt.core.errors import UsageError
 from trtopt.core.values import Override
 from trtopt.data import Batches, open_data
 from trtopt.graph.io import load_model
@@ -95,6 +96,21 @@ def test_what_is_two_of_four_already_stays(kernel: int, seed: int, dead: bool) -
     for given_data in (None, data):
         found = _weights(_pruned(proto, given_data).model.proto)["w"]
         np.testing.assert_allclose(found, weight, atol=1e-5)
+
+
+def test_weights_that_are_elsewhere_are_named_with_their_place() -> None:
+    """A product of two activations has none."""
+    text = """(float[8,8] x) => (float[8,8] y) { [left] a = MatMul(w, x) d = DequantizeLinear(c, s, z)
+        t = Transpose<perm = [1, 0]>(d) [coded] b = MatMul(a, t) [float] e = MatMul(b, v) [none] y = MatMul(e, e) }"""
+    held = {"w": values(8, 8), "c": np.ones((8, 8), np.int8), "s": np.float32(0.1), "z": np.int8(0)}
+    dense = _pruned(written(text, v=values(8, 8, seed=1), **held)).dense
+    assert dense.keys() == {"left", "coded"}
+    assert "on the left" in dense["left"] and "quantized already" in dense["coded"]
+    alone = written("(float[8,8] x) => (float[8,8] y) { [left] y = MatMul(w, x) }", w=values(8, 8))
+    with pytest.raises(UsageError, match="no weight to prune: left: its weights stand on the left"):
+        _pruned(alone)
+    with pytest.raises(UsageError, match="no Conv, MatMul or Gemm has one"):
+        _pruned(written("(float[8,8] x) => (float[8,8] y) { y = MatMul(x, x) }"))
 
 
 def test_what_is_not_suited_stays_dense_and_says_why() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from trtopt.graph.io import load_model
+from trtopt.graph.lazy_weights import is_lazy
 from trtopt.graph.passes.intake import Taken, take_in
+from trtopt.graph.proto import all_nodes
 from trtopt.ort.sessions import OnnxSession
 
 MS = "com.microsoft"
@@ -495,6 +498,11 @@ def test_modelopts_fp8_becomes_the_standards() -> None:
         ([node("DynamicQuantizeLinear", "x", "c y z", "range")], "range (DynamicQuantizeLinear): its codes, or their scale,"),
         ([DYNAMIC[0], node("Cast", "c", "y", to=FLOAT)], "DynamicQuantizeLinear): what reads it has no floating form"),
         (
+            [DYNAMIC[0], node("MatMulInteger", "c c z z", "i", "product"), node("Add", "i i", "j"),
+             node("Cast", "j", "y", to=FLOAT)],
+            "product (MatMulInteger): its sums are used as whole numbers",
+        ),
+        (
             [q("x", "xq"), node("QLinearGlobalAveragePool", "xq xs xz ys yz", "yq", "mean", domain=MS, channels_last=1),
              dq("yq", "y", "ys", "yz")],
             "mean (QLinearGlobalAveragePool): its channels are on the last axis",
@@ -507,6 +515,79 @@ def test_what_has_no_other_form_is_named(nodes: list[onnx.NodeProto], said: str)
     assert said in taken.refused
     assert "give the float model" in taken.refused
     assert taken.proto is proto
+
+
+PAIR = """<opset_import: ["": 17], domain: "own"> Pair (x, s, z) => (y) { q = QuantizeLinear(x, s, z)
+    y = DequantizeLinear(q, s, z) }"""
+RANGED = """<opset_import: ["": 17], domain: "own"> Ranged (x, w) => (y) { c, s, z = DynamicQuantizeLinear(x)
+    i = MatMulInteger(c, w, z) f = Cast<to = 1>(i) y = Mul(f, s) }"""
+TWICE = """<opset_import: ["": 17, "own": 1], domain: "own"> Twice (x, s, z) => (y) { a = own.Pair(x, s, z) b = Neg(a)
+    y = own.Pair(b, s, z) }"""
+CHOSEN = """y = If(yes) <then_branch = a () => (float[2, 8] t) { %s }, else_branch = b () => (float[2, 8] e) { e = Neg(x) }>"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "functions"),
+    [
+        ("y = own.Pair(x, s, z)", PAIR),
+        ("a = own.Twice(x, s, z) y = own.Twice(a, s, z)", PAIR + TWICE),
+        ("y = own.Ranged(x, w)", RANGED),
+        (CHOSEN % "t = own.Pair(x, s, z)", PAIR),
+        (CHOSEN % "q = QuantizeLinear(x, s, z) t = DequantizeLinear(q, s, z)", ""),
+    ],
+    ids=["function", "nested", "integer", "branch", "body"],
+)
+def test_what_stands_in_functions_and_bodies_is_taken_in(nodes: str, functions: str) -> None:
+    head = '<ir_version: 8, opset_import: ["": 17, "own": 1]> g (float[2, 8] x) => (float[2, 8] y)'
+    proto = onnx.parser.parse_model(f"{head} {{ {nodes} }} {functions}")
+    held = {"s": np.float32(0.03), "z": np.uint8(90), "w": weight(np.int8, 8, 8), "yes": np.bool_(True)}
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(item), name) for name, item in held.items())
+    taken, x = take_in(load_model(proto).proto), values(2, 8)
+    assert taken.changes and not taken.refused
+    found = {item.op_type for item in all_nodes(taken.proto.graph)}
+    assert not taken.proto.functions and zero_points(taken) <= {0}
+    assert found <= {
+        "If",
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "Clip",
+        "Neg",
+        "MatMul",
+        "Mul",
+        "Cast",
+        "Identity",
+        "Constant",
+    }
+    wanted = run(proto, x)
+    assert np.abs(run(taken.proto, x) - wanted).max() < 0.03 * max(1, np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+@pytest.mark.parametrize("zero", [0, 3, 128])
+@pytest.mark.parametrize("given", ["same", "none"])
+@pytest.mark.parametrize("op", ["MatMulInteger", "ConvInteger"])
+def test_integer_products_read_codes_by_a_scale_or_from_an_input(op: str, given: str, zero: int, kind: Any) -> None:
+    """Sums may be read as whole numbers, too; no cast to uint8 stays, which TensorRT has at outputs alone."""
+    zero -= 128 * (kind is np.int8 and zero == 128)
+    w = weight(np.int8, 5, 4, 3, 3) if op == "ConvInteger" else weight(np.int8, 6, 5)
+    held = {"xs": np.float32(0.03), "z": kind(zero), "w": w, "b": np.int32(7)}
+    product = node(op, "c w z" if given == "same" else "c w", "i")
+    for last, kinds in (([node("Cast", "i", "y", to=FLOAT)], FLOAT), ([node("Add", "i b", "y")], INT32)):
+        proto = made([q("x", "c", "xs", "z"), product, *last], given=kinds, **held)
+        taken = take_in(proto)
+        assert not taken.refused and zero_points(taken) == {0}
+        assert not any(item.attribute[0].i == UINT8 for item in taken.proto.graph.node if item.op_type == "Cast")
+        wanted = run(proto, X)
+        atol = 0 if taken.exact else 0.05 * np.abs(wanted).max()
+        np.testing.assert_allclose(run(taken.proto, X), wanted, rtol=1e-6, atol=atol)
+    product.input[0] = "x"
+    codes = weight(kind, 2, 4, 6, 6)
+    proto = made([product, node("Identity", "i", "y")], x=codes, kind=helper.np_dtype_to_tensor_dtype(np.dtype(kind)),
+                 given=INT32, **held)  # fmt: skip
+    taken = take_in(proto)
+    assert not taken.refused
+    wanted = run(proto, codes)
+    assert np.abs(run(taken.proto, codes) - wanted).max() <= (0 if taken.exact else 0.05 * np.abs(wanted).max())
 
 
 def test_a_zero_point_for_each_channel_of_an_activation_is_named() -> None:
@@ -522,3 +603,23 @@ def test_the_model_itself_stays_as_it_is() -> None:
     proto = made(nodes, **UNSIGNED)
     before = proto.SerializeToString(deterministic=True)
     assert take_in(proto).changes and proto.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_large_weights_are_not_read_before_they_are_needed(tmp_path: Path, opset: int) -> None:
+    codes = weight(np.uint8, 300, 300)
+    nodes = [
+        q("x", "c"),
+        dq("c", "d"),
+        node("MatMul", "d v", "e"),
+        dq("w", "f", "ws", "wz"),
+        node("MatMul", "e f", "y"),
+    ]
+    x, held = values(2, 300), {"w": codes, "ws": np.float32(0.01), "wz": np.uint8(128)}
+    proto = made(nodes, opset, x, v=values(300, 300), **UNSIGNED, **held)
+    wanted = run(proto, x)
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=1 << 16)
+    lazy = take_in(load_model(tmp_path / "m.onnx", lazy=True).proto)
+    assert lazy.exact and [item.name for item in lazy.proto.graph.initializer if is_lazy(item)] == ["v"]
+    taken = take_in(load_model(tmp_path / "m.onnx").proto)
+    np.testing.assert_allclose(run(taken.proto, x), wanted, rtol=1e-4, atol=1e-4)

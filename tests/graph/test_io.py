@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel, OutputError, TrtoptError, UsageError
 from trtopt.graph.io import load_model, save_model
+from trtopt.graph.passes.fold import fold
 from trtopt.graph.proto import fingerprint, tensor_chunks, tensor_size
 
 
@@ -379,6 +380,30 @@ def test_constants_that_can_not_be_are_named(proto: ModelProto, told: str) -> No
 def test_an_output_that_is_a_weight_has_its_shape() -> None:
     proto = written("(float[2,3] x) => (float[] y, float[] w) { y = Add (x, w) }", w=values(2, 3))
     assert [value.shape for value in load_model(proto).outputs] == [(2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "its", "op"),
+    [
+        ("", ', "acme": 1', "acme.Swishy"),
+        (', "acme": 1', "", "acme.Swishy"),
+        (', "acme": 1', ', "acme": 2', "acme.Swishy"),
+        ("", "", "Swishy"),
+    ],
+    ids=["function alone", "model alone", "other version", "in the name of onnx"],
+)
+def test_a_custom_operator_in_a_function_is_as_one_in_the_graph(ours: str, its: str, op: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["": 17, "own": 1{ours}]> g (float[n, 4] x) => (float[n, 4] y) {{
+        a = Neg(x) y = own.Act(a, x) }}
+        <opset_import: ["": 17{its}], domain: "own"> Act (a, b) => (c) {{ d = {op}<scale = 2.0>(a, b) c = Relu(d) }}"""
+    loaded = load_model(onnx.parser.parse_model(text))
+    assert [item.op_type for item in loaded.proto.graph.node] == ["Neg", "Swishy", "Relu"]
+    assert loaded.proto.graph.node[1].name == "Swishy_d" and not loaded.proto.functions
+    assert (custom := loaded.proto.graph.node[1].domain) and custom in {
+        item.domain for item in loaded.proto.opset_import
+    }
+    folded, report = fold(loaded.proto)
+    assert not report.problem and [item.op_type for item in folded.graph.node] == ["Neg", "Swishy", "Relu"]
 
 
 def test_a_plugin_in_the_name_of_onnx_has_a_domain_of_its_own() -> None:

@@ -39,6 +39,8 @@ from trtopt.evaluation.benchmark import BenchRow, bench
 from trtopt.evaluation.limits import share_of
 from trtopt.evaluation.measures import decibels, measure
 from trtopt.evaluation.verify import verify
+from trtopt.graph.io import load_model
+from trtopt.graph.prepare import holds_scales
 from trtopt.trt import select
 
 TIERS: Mapping[str, Mapping[str, Any]] = {  # name → options of build; what a TensorRT or target refuses is left out
@@ -215,6 +217,9 @@ def _wanted(request: TiersRequest) -> tuple[dict[str, Mapping[str, Any]], dict[s
             tuned[f"int8-{value:g}db"] = {"int8": True, "min_snr": int(value) if value == int(value) else value}
     for name in request.only:
         choice(name, TIERS, "`only=`")
+    if holds_scales(load_model(request.model, lazy=True)):
+        line = f"give that, or build this one: trtopt build {shlex.quote(os.fspath(request.model))} -o OUT.engine"
+        raise UsageError(f"the model holds Q/DQ already, and tiers are formats of a float model: {line}")
     everywhere = _given(request, _EVERYWHERE)
     # What no tier can be built with is said before the work.
     plan_build(BuildRequest(request.model, "fp16.engine", fp16=True, **everywhere, **_given(request, _JUDGED_BY)))

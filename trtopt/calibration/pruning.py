@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trtopt.calibration.compensation import compensated, damped, second_moments
 from trtopt.calibration.noise import Parts, Sample, opened, snr_db
@@ -28,6 +28,7 @@ from trtopt.core.words import first_of
 from trtopt.data import Batches
 from trtopt.graph.half import widen
 from trtopt.graph.io import Model
+from trtopt.graph.op_types import QDQ
 from trtopt.graph.prepare import taken
 from trtopt.graph.proto import Links, attribute, opset_version, to_array, whole_copy
 
@@ -76,20 +77,21 @@ def prune(
         UsageError: there is nothing to prune. ModelError: no output has dB.
     """
     proto = whole_copy(folded)
-    weights, readers = {item.name: item for item in proto.graph.initializer}, Links(proto.graph).readers
+    weights, links = {item.name: item for item in proto.graph.initializer}, Links(proto.graph)
     chosen, dense, reasons = dict[str, NodeProto](), dict[str, str](), dict[str, list[str]]()
-    for node in proto.graph.node:
-        if node.op_type in ("Conv", "MatMul", "Gemm") and (held := weights.get(node.input[1])) is not None:
-            in_fp32 = overriding(overrides, node.name, node.op_type) is Precision.FP32
-            why = "`precision_override=` keeps it in FP32" if in_fp32 else ""
-            if why := why or _unsuited(node, to_array(held), len(readers[held.name])):
-                dense[node.name] = why
-                reasons.setdefault(why, []).append(node.name)
-            else:
-                chosen[node.name] = node
+    for node in (node for node in proto.graph.node if node.op_type in ("Conv", "MatMul", "Gemm")):
+        held = weights.get(node.input[1])
+        in_fp32 = held is not None and overriding(overrides, node.name, node.op_type) is Precision.FP32
+        if why := "`precision_override=` keeps it in FP32" if in_fp32 else _unsuited(node, held, links):
+            dense[node.name] = why
+            reasons.setdefault(why, []).append(node.name)
+        elif held is not None:
+            chosen[node.name] = node
     said = "; ".join(f"{first_of(nodes)}: {why}" for why, nodes in reasons.items())
     if not chosen:
-        raise UsageError(f"`sparsity='prune'` finds no weight to prune: {said or 'none is constant'}; drop it")
+        raise UsageError(
+            f"`sparsity='prune'` finds no weight to prune: {said or 'no Conv, MatMul or Gemm has one'}; drop it"
+        )
     if said:
         reporter.note(f"weights that stay dense: {said}")
     pruned = Pruned(replace(given, proto=proto, opset=opset_version(proto)), len(chosen), dense)
@@ -121,8 +123,16 @@ def _snr_db(parts: Parts, judge: Sequence[Sample], graph: ModelProto) -> float:
     return snr_db(max(parts.of_whole(widen(graph), judge).values()))
 
 
-def _unsuited(node: NodeProto, weight: NDArray[np.generic], readers: int) -> str:
-    """Say why the weights of a node stay dense; empty: they needn't."""
+def _unsuited(node: NodeProto, held: TensorProto | None, links: Links) -> str:
+    """Say why the weights of a node stay dense; empty: they needn't, or there are none."""
+    if held is None and node.op_type != "Conv" and node.input[0] in links.constants:
+        return "its weights stand on the left, and those on the right alone are pruned"
+    if held is None:
+        name = node.input[1]
+        while (maker := links.makers.get(name)) is not None and maker.op_type in (*QDQ, "Transpose"):
+            name = maker.input[0]
+        return "its weights are quantized already: give the float model" if name in links.constants else ""
+    weight, readers = to_array(held), len(links.readers[held.name])
     if readers > 1 or weight.dtype.name not in _FLOATING:
         return "several nodes read its weights" if readers > 1 else f"its weights are {weight.dtype.name}"
     if attribute(node, "group", 1) > 1:

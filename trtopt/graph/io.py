@@ -20,17 +20,19 @@ from trtopt.graph.proto import (
     LARGE,
     PLUGIN_DOMAIN,
     STANDARD,
-    all_graphs,
+    all_nodes,
     all_tensors,
     fingerprint,
     in_memory,
     model_size,
     opset_version,
+    refill,
     skeleton,
     tensor_chunks,
     tensor_size,
 )
 from trtopt.graph.validity import check_text, validate
+from trtopt.graph.view import inline_functions, read_ir, to_proto
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
@@ -51,7 +53,7 @@ class Model:
         inputs: network inputs without initializers; shape entries are sizes, dimension names, or -1.
         outputs: network outputs, likewise; () also where the rank isn't known.
         opset: version of the default operator set, 7 or newer.
-        mended: plugins have a domain of their own here.
+        mended: plugins have a domain of their own here, or functions import one that they use.
     """
 
     proto: ModelProto = field(repr=False)
@@ -99,6 +101,8 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
     mended = _name_plugins(proto)
     inferred = validate(proto, what)
+    if proto.functions:
+        _inline_functions(proto)
     infos = network_inputs(proto)
     outputs = network_outputs(proto, infos, inferred.graph.output)
     declare_outputs(proto, outputs)
@@ -202,12 +206,30 @@ def _name_plugins(proto: ModelProto) -> bool:
     """
     own = {function.name for function in proto.functions if function.domain in STANDARD}
     found = False
-    for node in (node for graph in all_graphs(proto.graph) for node in graph.node if node.domain in STANDARD):
-        if node.op_type and node.op_type not in own and not defs.has(node.op_type):
+    for node in (node for body in (proto.graph, *proto.functions) for node in all_nodes(body)):
+        if node.domain in STANDARD and node.op_type and node.op_type not in own and not defs.has(node.op_type):
             node.domain, found = PLUGIN_DOMAIN, True
     if found and all(entry.domain != PLUGIN_DOMAIN for entry in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
+    for function in proto.functions:  # many a writer leaves custom domains to the model's imports
+        lacking = {node.domain for node in all_nodes(function)} - {entry.domain for entry in function.opset_import}
+        missing = [entry for entry in proto.opset_import if entry.domain in lacking]
+        function.opset_import.extend(missing)
+        found |= bool(missing)
     return found
+
+
+def _inline_functions(proto: ModelProto) -> None:
+    """Write out what can be, since Q/DQ and custom operators are looked for in graphs alone."""
+    try:
+        inline_functions(model := read_ir(skeleton(proto, LARGE, external="weights")))
+        made = to_proto(model)
+        validate(made, "the model")
+    except Exception:  # the library raises whatever it fails on; folding says it
+        return
+    refill(proto.graph.node, made.graph.node)
+    refill(proto.functions, made.functions)
+    refill(proto.opset_import, made.opset_import)
 
 
 def _load_external_data(proto: ModelProto, path: Path | None, what: str, lazy: bool) -> None:

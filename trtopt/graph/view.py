@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes import common
 
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
 from trtopt.core.operators import known
 from trtopt.core.words import first_of
-from trtopt.graph.lazy_weights import is_lazy
 from trtopt.graph.proto import STANDARD, infer_shapes, schema_of, tensor_chunks, to_array, unique
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
@@ -40,10 +40,17 @@ def to_ir(proto: onnx.ModelProto) -> ir.Model:
         ModelError: it holds values that onnx-ir has no form for.
     """
     model = read_ir(proto)
-    for tensor in filter(is_lazy, proto.graph.initializer):
-        model.graph.initializers[tensor.name].const_value = _LazyWeight(tensor)
+    share_weights(model, proto)
     infer_into(model, proto)
     return model
+
+
+def share_weights(model: ir.Model, proto: onnx.ModelProto) -> None:
+    """Let weights that are references be those of `proto`, uncopied; lazy ones stay lazy."""
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for name, value in model.graph.initializers.items():
+        if isinstance(value.const_value, (ir.ExternalTensor, _LazyWeight)):
+            value.const_value = _LazyWeight(weights[name])
 
 
 def read_ir(proto: onnx.ModelProto) -> ir.Model:
@@ -64,6 +71,18 @@ def read_ir(proto: onnx.ModelProto) -> ir.Model:
                 "; a ZipMap of scikit-learn's converter makes them: to_onnx(…, options={'zipmap': False}) gives arrays"
             )
         raise ModelError(text) from error
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Put the nodes of model-local functions in place of their calls; of one that a plugin is to compute the call stays."""
+    for key in [key for key in model.functions if known(*key[:2]) is not None]:
+        del model.functions[key]
+    for function in model.functions.values():
+        # Of custom domains the version says nothing here, and the library refuses two.
+        function.opset_imports.update({key: it for key, it in model.opset_imports.items() if key not in STANDARD})
+        for node in function:
+            node.name = node.name or f"{node.op_type}_{node.outputs[0].name}"
+    common.InlinePass()(model)
 
 
 def infer_into(model: ir.Model, proto: onnx.ModelProto) -> None:

@@ -28,7 +28,6 @@ from onnx_ir.passes import common
 
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet, rewriting
-from trtopt.core.operators import known
 from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.graph.budget import NOT_FOLDED, TOTAL, Budget
 from trtopt.graph.guard import fault
@@ -60,6 +59,7 @@ from trtopt.graph.view import (
     attribute,
     constant,
     infer_into,
+    inline_functions,
     is_constant,
     operand,
     opset_of,
@@ -243,10 +243,8 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     model = read_ir(proto)
     common.RemoveInitializersFromInputsPass()(model)  # old exporters' weights are inputs, too, which no constants are
     if model.functions:
-        for key in [key for key in model.functions if known(*key[:2]) is not None]:
-            del model.functions[key]  # its nodes stay, for a plugin
         with _library("onnx-ir"):
-            common.InlinePass()(model)
+            inline_functions(model)
         proto = ir.to_proto(model)
     _refuse(model)
     infer_into(model, proto)

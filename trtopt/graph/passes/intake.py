@@ -26,8 +26,8 @@ from trtopt.graph.passes.integer import INTEGER, Integers
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.quantize import along
 from trtopt.graph.passes.result import Line, PassResult, set_input
-from trtopt.graph.proto import STANDARD, all_nodes, whole_copy
-from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, sizes
+from trtopt.graph.proto import LARGE, STANDARD, all_nodes, name_nodes, skeleton
+from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, share_weights, sizes
 
 _LIMITS = {ir.DataType[f"INT{bits}"]: (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (4, 8, 16, 32)}
 _LIMITS |= {ir.DataType[f"UINT{bits}"]: (0, (1 << bits) - 1) for bits in (4, 8, 16, 32)}
@@ -70,7 +70,9 @@ def take_in(proto: ModelProto, *, drop: bool = False) -> Taken:
         return Taken(proto)
     newest = "MatMulNBits" in names or any("eLinear" in op and domain not in STANDARD for domain, op in ops)
     try:
-        model = to_ir_at(whole_copy(proto), 21 if newest else 13)  # reading one names its nameless constants
+        light = skeleton(proto, LARGE, external="weights")  # reading one names its nameless constants
+        name_nodes(light)
+        share_weights(model := to_ir_at(light, 21 if newest else 13), proto)
         if (integers := Integers(model)).refused:
             why = first_of(integers.refused, 3)
             raise ModelError(f"it is quantized already, in what TensorRT hasn't ({why}): {_INSTEAD}")
@@ -136,6 +138,7 @@ class _Pairs:
     def __init__(self, model: ir.Model, drop: bool, recover: bool) -> None:
         """Rewrite all; `recover`: weights stay in codes of 8 bits only where something else is quantized."""
         self.editor, self.counts, self.drop = Editor(model), Counter[str](), drop
+        self._whole: dict[ir.Value, ir.Value] = {}  # codes that are computed in floats → the same as floats
         quantizing, dequantizing = ([node for node in model.graph.all_nodes() if node.op_type == op] for op in QDQ)
         left = [node for node in quantizing if self._quantize(node)]
         for node in dequantizing:
@@ -212,7 +215,8 @@ class _Pairs:
         numbers = (np.asarray(item, held.scale.dtype) for item in (held.scale, held.zero, *held.limits))
         scale, zero, *limits = (self.editor.constant(f"{name}_number", item) for item in numbers)
         near = line("Add", line("Round", line("Div", value, scale)), zero)
-        codes = line("Cast", line("Clip", near, *limits), to=int(held.dtype))
+        codes = line("Cast", whole := line("Clip", near, *limits), to=int(held.dtype))
+        codes.dtype, self._whole[codes] = held.dtype, whole  # TensorRT casts to uint8 at outputs alone
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [codes])
         self.counts[_SAME] += 1
         return self._quantize(line.nodes[0])
@@ -225,7 +229,7 @@ class _Pairs:
         content, slots = constant(codes), _slots(node)
         coded = held.limits[1] < 256 and slots <= {0, 1}
         if content is None:
-            if not held.native:
+            if not held.native or codes in self._whole:
                 self._take(node, codes, held)
         elif not (coded or (held.native and content.size > 1 and 2 not in slots)) or (recover and not held.block):
             self._float(node, held, content)
@@ -256,21 +260,17 @@ class _Pairs:
 
     def _take(self, node: ir.Node, codes: ir.Value, held: _Held) -> None:
         """Cast codes that come from elsewhere, such as an input, and quantize what they stand for, if TensorRT can."""
-        line, dtype, pair, form = (
-            Line(self.editor, node),
-            held.scale.dtype,
-            node.inputs[1:],
-            [size or 1 for size in sizes(codes) or ()],
-        )
+        line, dtype, form = Line(self.editor, node), held.scale.dtype, [size or 1 for size in sizes(codes) or ()]
         # FP16 has whole numbers to 2,048.
         counted = dtype if held.limits[1] < 256 else np.dtype(np.int32 if held.limits[1] < 1 << 31 else np.int64)
         zero, scale = (_spread(item, form, held.axis) for item in (held.zero, held.scale))
-        value = line("Cast", codes, to=int(ir.DataType.from_numpy(counted)))
+        value = line("Cast", self._whole.get(codes, codes), to=int(ir.DataType.from_numpy(counted)))
         value = line("Sub", value, self.editor.constant(f"{node.name}_zero", zero, counted))
         value = value if counted == dtype else line("Cast", value, to=int(ir.DataType.from_numpy(dtype)))
         value = line("Mul", value, self.editor.constant(f"{node.name}_scale", scale, dtype))
         paired = counted == dtype and held.scale.size == 1  # else TensorRT has no such codes of activations
-        if paired:
+        if paired:  # with a zero point: without one codes are uint8
+            pair = node.inputs[1], self.editor.constant(f"{node.name}_zero_point", held.zero, held.dtype.numpy())
             value = line("DequantizeLinear", line("QuantizeLinear", value, *pair), *pair)
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [value])
         if paired:

@@ -182,7 +182,14 @@ class Integers:
             result = line("QuantizeLinear", result, *held)
             self._scales[result] = held
         elif node.op_type.endswith("Integer"):
-            node.outputs[0].dtype = ir.DataType.FLOAT
+            sums, dynamic = node.outputs[0], operand(node, 0) in self._origins
+            whole = sums.is_graph_output() or {it.op_type for it in sums.consumers()} - {"Cast", *_MOVING * dynamic}
+            if dynamic and whole:
+                raise Refused("its sums are used as whole numbers, and those of an input's own range are floats here")
+            if dynamic:
+                sums.dtype = ir.DataType.FLOAT
+            elif whole:
+                result = line("Cast", result, to=int(ir.DataType.INT32))
         self.dynamic |= node.op_type == "DynamicQuantizeMatMul"
         return result
 
