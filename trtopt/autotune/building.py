@@ -37,14 +37,7 @@ from trtopt.core.errors import (
     TrtoptError,
     UsageError,
 )
-from trtopt.core.files import (
-    existing_file,
-    folder_beside,
-    sha256_file,
-    sha256_json,
-    whole,
-    write_bytes,
-)
+from trtopt.core.files import existing_file, folder_beside, sha256_file, sha256_json, whole, write_bytes
 from trtopt.core.options import taking, without
 from trtopt.core.progress import recorded
 from trtopt.core.values import Precision
