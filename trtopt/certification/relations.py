@@ -28,16 +28,13 @@ from trtopt.data.rebatch import Arrays, share
 from trtopt.evaluation.agreement import unpadded
 
 Runner = Callable[[Arrays], Arrays]
-Opened = Callable[
-    [Sequence[str]], contextlib.AbstractContextManager[Runner]
-]  # a graph with tensors as outputs, for a while
+# A graph with tensors as outputs, for a while.
+Opened = Callable[[Sequence[str]], contextlib.AbstractContextManager[Runner]]
 Row = Mapping[str, NDArray[np.generic]]
 MODEL, MASKED = "the model as given", "what masks hide"
 LAST_BITS = 100.0  # dB: more is never asked for
-LEAST, LEAST_OF_BATCH = (
-    6.0,
-    10.0,
-)  # dB: less is never allowed; nor by the noise of one batch alone: twice a value is 6 dB
+LEAST = 6.0  # dB: less is never allowed; twice a value is 6 dB
+LEAST_OF_BATCH = 10.0  # dB: nor is less by the noise of one batch alone
 SHARE = 12.0  # dB: a row may differ by sixteen times the power of the noise that rows have in the median
 _FAINT = 1e-3  # of the mean signal: rows below are held against the mean
 

@@ -55,9 +55,8 @@ from trtopt.trt.compatibility import PlanOrigin
 
 FORMAT = "trtopt.engine/1"
 HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
-REASONS = re.compile(
-    r"; (?=\d+ (?:nodes? kept in higher precision|more reasons? in the manifest))"
-)  # behind the counts of a precision summary
+# Behind the counts of a precision summary.
+REASONS = re.compile(r"; (?=\d+ (?:nodes? kept in higher precision|more reasons? in the manifest))")
 WITHOUT_GRAPH = "take it along where the engine is copied or moved to, or build again with `save_onnx=`"
 
 
@@ -362,10 +361,8 @@ def described_spec(described: Mapping[str, Any]) -> BuildSpec:
         "overrides": (list[str], lambda texts: tuple(map(Override.parse, texts))),
         "profiles": (list[dict[Name, str]], _ranges),
         "targets": (list[str], parse_targets),
-        "sparsity": (
-            bool | str,
-            lambda said: {False: "off", True: "keep"}.get(said, said),
-        ),  # a switch before it had values
+        # A switch before it had values.
+        "sparsity": (bool | str, lambda said: {False: "off", True: "keep"}.get(said, said)),
     }
     read = {
         name: parsed(converted(described[name], kind, f"spec.{name}"), parse, f"spec.{name}")

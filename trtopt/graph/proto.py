@@ -111,10 +111,8 @@ def fingerprint(proto: ModelProto) -> str:
     return digest.hexdigest()
 
 
-UNINFERRED = (
-    "GroupNormalization",
-    "MeanVarianceNormalization",
-)  # ONNX's inference doesn't know what they give: what they read
+# ONNX's inference doesn't know what they give: what they read.
+UNINFERRED = ("GroupNormalization", "MeanVarianceNormalization")
 
 
 def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
