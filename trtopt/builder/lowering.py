@@ -128,7 +128,9 @@ def lower(
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: precision for node, precision in overrides.items() if not precision.quantized}
-        light = _left_to_tensorrt(model, asked) - layer_precision.keys() if table is not None else set()
+        # What a weakly typed build would compute in FP32 where that saves it a conversion.
+        free = {str(node.name) for node in model.graph if node.op_type in WEIGHTED} - set(asked)
+        light = (free | _beside(model, free)) - layer_precision.keys() if table is not None else set()
         preferred = {} if spec.base is Precision.FP32 else dict.fromkeys(sorted(light), spec.base)
     if not generation.capabilities.stored_codes:
         passes.append(with_float_weights(model))
@@ -178,12 +180,6 @@ def _floating_layers(model: ir.Model) -> list[str]:
     codes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
     integer = {reader for node in codes for reader in node.successors()}
     return [str(node.name) for node in model.graph if node.op_type in WEIGHTED and node not in integer]
-
-
-def _left_to_tensorrt(model: ir.Model, asked: Collection[str]) -> set[str]:
-    """Name what a weakly typed build would compute in FP32 where that saves it a conversion."""
-    free = {str(node.name) for node in model.graph if node.op_type in WEIGHTED} - set(asked)
-    return free | _beside(model, free)
 
 
 def in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:

@@ -236,8 +236,8 @@ def _keep(
         manifest = replace(manifest, certificate=_summary(certificate))
         manifest.save(engine)
         if request.save is not None:
-            with request.reporter.phase("timing"):
-                times = _times(engine, samples)
+            with request.reporter.phase("timing"), Session(engine, contexts=1) as session:
+                times = time_in_turns({"": session}, samples)[0][""]
     if request.save is not None:
         content = {"manifest": asdict(manifest), "certificate": certificate.describe(), "times": plain(tuple(times))}
         write_json(request.save, {"format": FORMAT, **content, "capabilities": _capabilities(manifest)})
@@ -253,11 +253,6 @@ def _capabilities(manifest: Manifest) -> dict[str, Any] | None:
     return listed and {
         name: sorted(value, key=str) if isinstance(value, frozenset) else value for name, value in listed.items()
     }
-
-
-def _times(engine: Path, samples: Sequence[Arrays]) -> tuple[Times, ...]:
-    with Session(engine, contexts=1) as session:
-        return time_in_turns({"": session}, samples)[0][""]
 
 
 def _summary(certificate: Certificate) -> dict[str, Any]:

@@ -261,7 +261,9 @@ def relations(
         if masked and (other := _refilled(batch)) is not None:
             shown = _visible(first, batch), _visible(candidate.rows(candidate.run(other), size), batch)
             yield from held(MASKED, several.names, *shown)
-        candidate.run(turned if candidate.of_pixels else {name: _spoiled(array) for name, array in batch.items()})
+        # Not in place of other values: they may be indices or lengths.
+        spoiled = {name: np.full_like(array, np.nan) if _floating(array) else array for name, array in batch.items()}
+        candidate.run(turned if candidate.of_pixels else spoiled)
         again = candidate.rows(candidate.run(batch), size)
         yield from held("again, behind other values", several.names, first, again)
     for several, batch, first in reversed(tried):
@@ -275,8 +277,3 @@ def joined(samples: Sequence[Arrays]) -> Arrays:
 
 def _copies(sample: Arrays, count: int) -> Arrays:
     return {name: np.repeat(array, count, axis=0) for name, array in sample.items()}
-
-
-def _spoiled(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Return NaN in place of floats; other values may be indices or lengths and stay what they are."""
-    return np.full_like(array, np.nan) if _floating(array) else array

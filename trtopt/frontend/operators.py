@@ -53,7 +53,8 @@ def translation(overload: Any) -> Callable[..., Any]:
     schema = overload._schema
     (domain, name), arguments = schema.name.split("::"), schema.arguments
     tensors = [item.name for item in arguments if str(item.type) in ("Tensor", "Optional[Tensor]")]
-    kinds = {item.name: _kind(item) for item in arguments if item.name not in tensors}
+    types = {item.name: re.sub(r"^Optional\[(.*)]$", r"\1", str(item.type)) for item in arguments}
+    kinds = {name: _KINDS.get(text, "") for name, text in types.items() if name not in tensors}
     if wrong := next((item for item in arguments if kinds.get(item.name) == ""), None):
         raise ModelError(
             f"the custom operator {schema.name} takes {wrong.name} of type {wrong.type}: a node takes tensors, and numbers, "
@@ -90,8 +91,3 @@ def translation(overload: Any) -> Callable[..., Any]:
         return op(*(bound.get(each) for each in tensors), **attributes)
 
     return write
-
-
-def _kind(argument: Any) -> str:
-    text = str(argument.type)
-    return _KINDS.get(text.removeprefix("Optional[").removesuffix("]") if text.startswith("Optional[") else text, "")
