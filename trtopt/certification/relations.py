@@ -24,7 +24,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.core.words import first_of
 from trtopt.data.difference import in_db, powers
-from trtopt.data.rebatch import Arrays, share
+from trtopt.data.rebatch import Arrays, joined, share
 from trtopt.evaluation.agreement import unpadded
 
 Runner = Callable[[Arrays], Arrays]
@@ -269,10 +269,6 @@ def relations(
     for several, batch, first in reversed(tried):
         for way, run in {"again, behind another batch": candidate.run, **candidate.ways}.items():
             yield from held(way, several.names, first, candidate.rows(run(batch), len(first)))
-
-
-def joined(samples: Sequence[Arrays]) -> Arrays:
-    return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
 
 
 def _copies(sample: Arrays, count: int) -> Arrays:

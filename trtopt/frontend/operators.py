@@ -12,26 +12,11 @@ from trtopt.core.errors import ModelError
 from trtopt.core.foreign import chain
 
 _MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)', overload='(\w+)'\)>")
-_TORCHS_OWN = (
-    "aten",
-    "prim",
-    "prims",
-    "quantized",
-    "quantized_decomposed",
-    "torchvision",
-    "torchaudio",
-    "higher_order",
-)
-_KINDS = {  # of an argument in PyTorch's schema → of the attribute
-    "float": "FLOAT",
-    "int": "INT",
-    "bool": "INT",
-    "str": "STRING",
-    "List[float]": "FLOATS",
-    "List[int]": "INTS",
-    "List[bool]": "INTS",
-    "List[str]": "STRINGS",
-}
+_TORCHS_OWN = ("aten", "prim", "prims", "quantized", "quantized_decomposed", "torchvision", "torchaudio")
+_TORCHS_OWN += ("higher_order",)
+# Of an argument in PyTorch's schema → of the attribute.
+_KINDS = {"float": "FLOAT", "int": "INT", "bool": "INT", "str": "STRING"}
+_KINDS |= {f"List[{kind}]": f"{name}S" for kind, name in _KINDS.items()}
 
 
 def custom_operator(torch: Any, error: BaseException) -> Any:

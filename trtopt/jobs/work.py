@@ -21,7 +21,7 @@ from trtopt.calibration.quality import check_samples, data_notes
 from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
 from trtopt.core.files import made_folder, sha256_file
 from trtopt.core.operators import load
-from trtopt.core.progress import Reporter
+from trtopt.core.progress import Warnings
 from trtopt.core.values import Override
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
@@ -183,17 +183,9 @@ def _refused(request: BuildRequest, here: bool) -> str:
     return ""
 
 
-class _Warnings(Reporter):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.texts.append(text)
-
-
 def build_engine(request: BuildRequest) -> dict[str, Any]:
     """Build, unless the engine is up to date; return what a job's record says of it."""
-    heard = _Warnings()
+    heard = Warnings()
     result = build(**vars(replace(request, reporter=heard)))
     return {
         "cached": result.cached,

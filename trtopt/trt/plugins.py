@@ -86,7 +86,8 @@ def load(module: Any, paths: Iterable[Path], product: str) -> tuple[Library, ...
 
 def _open(module: Any, path: Path, product: str, before: set[Key]) -> None:
     if path.suffix == ".py":
-        return run_file(path)
+        run_file(path)
+        return
     try:
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # REGISTER_TENSORRT_PLUGIN registers as it is loaded
     except OSError as error:
@@ -97,7 +98,6 @@ def _open(module: Any, path: Path, product: str, before: set[Key]) -> None:
     registry = module.get_plugin_registry()
     if hasattr(registry, "load_library") and _listed(module).keys() == before:
         registry.load_library(str(path))  # by its getCreators, which nothing has called yet
-    return None
 
 
 def _is_mapped(path: Path) -> bool:
