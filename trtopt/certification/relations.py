@@ -245,7 +245,7 @@ def relations(
 
     for size in candidate.sizes:
         several = samples.of(range(size))
-        batch = joined(several.arrays)
+        batch: Arrays = joined(several.arrays)
         first = candidate.rows(candidate.run(batch), size)
         tried.append((several, batch, first))
         yield from held(

@@ -12,8 +12,10 @@ from trtopt.core.errors import ModelError
 from trtopt.core.foreign import chain
 
 _MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)', overload='(\w+)'\)>")
-_TORCHS_OWN = ("aten", "prim", "prims", "quantized", "quantized_decomposed", "torchvision", "torchaudio")
-_TORCHS_OWN += ("higher_order",)
+_TORCHS_OWN = (
+    *("aten", "prim", "prims", "quantized", "quantized_decomposed"),
+    *("torchvision", "torchaudio", "higher_order"),
+)
 # Of an argument in PyTorch's schema → of the attribute.
 _KINDS = {"float": "FLOAT", "int": "INT", "bool": "INT", "str": "STRING"}
 _KINDS |= {f"List[{kind}]": f"{name}S" for kind, name in _KINDS.items()}
