@@ -132,9 +132,7 @@ def _built(request: BuildRequest) -> BuildResult:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
         return _best(request, Limits.of(request.min_agreement, request.min_snr) or Limits())
     goal = goal_asked(request)
-    if goal is not None:
-        return _tuned(request, goal)
-    return _asked_for(request)
+    return _asked_for(request) if goal is None else _tuned(request, goal)
 
 
 def goal_asked(request: BuildRequest) -> Goal | None:

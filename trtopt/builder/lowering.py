@@ -107,7 +107,9 @@ def lower(
     passes = [readable(model, generation.capabilities.max_opset)]
     source = as_read(folded, passes[0])
     passes.append(reword(model))
-    overrides, left_out = _overrides(model, spec), {**unsafe, **(unquantized or {})}
+    named = ((str(node.name), overriding(spec.overrides, str(node.name), node.op_type)) for node in model.graph)
+    overrides = {name: precision for name, precision in named if precision is not None}
+    left_out = {**unsafe, **(unquantized or {})}
     points = Points({}) if table is None else _quantize(model, spec, generation, table, left_out, passes)
     asked = dict.fromkeys(points.quantized, spec.precision) | overrides
     kept, weights = points.kept, ""
@@ -167,12 +169,6 @@ def _with_outputs(proto: onnx.ModelProto, tensors: Collection[str]) -> onnx.Mode
         if all(name != value.name for value in made.graph.output):
             made.graph.output.append(values[name])
     return made
-
-
-def _overrides(model: ir.Model, spec: BuildSpec) -> dict[str, Precision]:
-    """Return node → the precision that the user asks for."""
-    found = {str(node.name): overriding(spec.overrides, str(node.name), node.op_type) for node in model.graph}
-    return {name: precision for name, precision in found.items() if precision is not None}
 
 
 def _floating_layers(model: ir.Model) -> list[str]:
