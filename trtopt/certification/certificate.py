@@ -268,10 +268,9 @@ def samples_for(request: CertifyRequest, model: Model, manifest: Manifest | None
         made = samples_first(synthetic_inputs(model.inputs, _sides(request, model, manifest)), model.inputs)
         if not counting(model.inputs):  # nothing counts samples: it is one as a whole
             return [made], ["made-up"]
-        count = min(map(len, made.values()), default=1)
-        return [{name: array[at : at + 1] for name, array in made.items()} for at in range(count)], [
-            f"made-up[{at}]" for at in range(count)
-        ]
+        count = range(min(map(len, made.values()), default=1))
+        single = [{name: array[at : at + 1] for name, array in made.items()} for at in count]
+        return single, [f"made-up[{at}]" for at in count]
     source = open_data(model.inputs, **samples_of(request), batch=1, reporter=request.reporter)
     samples = [sample for batch in source for sample, _ in chunks(batch, 1)]
     if not samples:

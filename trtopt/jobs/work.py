@@ -24,7 +24,7 @@ from trtopt.core.operators import load
 from trtopt.core.progress import Warnings
 from trtopt.core.values import Override
 from trtopt.core.version import __version__
-from trtopt.core.words import first_of
+from trtopt.core.words import first_of, grouped
 from trtopt.cuda.device import probe, require_gpu
 from trtopt.data import Batches, open_data, samples_of
 from trtopt.data.rebatch import alone
@@ -155,10 +155,7 @@ def examine_builds(builds: Sequence[BuildJob], here: bool) -> tuple[str, ...]:
     Args:
         here: they are built on this machine; else only what holds for any is looked at.
     """
-    names_by_reason: dict[str, list[str]] = {}
-    for job in builds:
-        if why := _refused(job.request, here):
-            names_by_reason.setdefault(why, []).append(job.name)
+    names_by_reason = grouped((why, job.name) for job in builds if (why := _refused(job.request, here)))
     if names_by_reason:
         lines = [f"{first_of(names)}: {why}" for why, names in names_by_reason.items()]
         raise UnsupportedRequest(
