@@ -12,10 +12,8 @@ from trtopt.core.errors import ModelError
 from trtopt.core.foreign import chain
 
 _MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)', overload='(\w+)'\)>")
-_TORCHS_OWN = (
-    *("aten", "prim", "prims", "quantized", "quantized_decomposed"),
-    *("torchvision", "torchaudio", "higher_order"),
-)
+# Namespaces of PyTorch's own.
+_OWN = ("aten", "prim", "prims", "quantized", "quantized_decomposed", "torchvision", "torchaudio", "higher_order")
 # Of an argument in PyTorch's schema → of the attribute.
 _KINDS = {"float": "FLOAT", "int": "INT", "bool": "INT", "str": "STRING"}
 _KINDS |= {f"List[{kind}]": f"{name}S" for kind, name in _KINDS.items()}
@@ -24,7 +22,7 @@ _KINDS |= {f"List[{kind}]": f"{name}S" for kind, name in _KINDS.items()}
 def custom_operator(torch: Any, error: BaseException) -> Any:
     """Return the custom operator that the exporter has no translation for; None: it failed for another reason."""
     found = next((match for link in chain(error) if (match := _MISSING.search(str(link)))), None)
-    if found is None or found[1] in _TORCHS_OWN:
+    if found is None or found[1] in _OWN:
         return None
     return getattr(getattr(getattr(torch.ops, found[1]), found[2]), found[3])
 
