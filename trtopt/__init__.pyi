@@ -52,12 +52,7 @@ from trtopt.core.errors import (
 from trtopt.core.operators import operator as operator
 from trtopt.core.progress import Phase as Phase, Reporter as Reporter
 from trtopt.core.shapes import Suggestion as Suggestion
-from trtopt.core.values import (
-    Kept as Kept,
-    Precision as Precision,
-    ShapeRange as ShapeRange,
-    TensorInfo as TensorInfo,
-)
+from trtopt.core.values import Kept as Kept, Precision as Precision, ShapeRange as ShapeRange, TensorInfo as TensorInfo
 from trtopt.core.version import __version__ as __version__
 from trtopt.cuda.clocks import Clocks as Clocks
 from trtopt.data.preprocess import Preprocess as Preprocess

@@ -367,7 +367,8 @@ def test_an_engine_that_runs_is_certified_in_its_manifest(
     for module in (opening, certificates):
         monkeypatch.setattr(module, "probe", lambda: gpu)
         monkeypatch.setattr(module, "Session", functools.partial(trtopt.Session, backend="onnxruntime"))
-    monkeypatch.setattr(certificates, "_times", lambda *_: (Times({"x": "4x3x8x8"}, 0.25),))
+    times = {"": (Times({"x": "4x3x8x8"}, 0.25),)}
+    monkeypatch.setattr(certificates, "time_in_turns", lambda *_: (times, "samples"))
     before = load_manifest(engine)
     assert before is not None and before.certificate is None
     data, kept = engine.with_name("data.npz"), tmp_path / "new.results"

@@ -37,14 +37,7 @@ from trtopt.core.errors import (
     TrtoptError,
     UsageError,
 )
-from trtopt.core.files import (
-    existing_file,
-    folder_beside,
-    sha256_file,
-    sha256_json,
-    whole,
-    write_bytes,
-)
+from trtopt.core.files import existing_file, folder_beside, sha256_file, sha256_json, whole, write_bytes
 from trtopt.core.options import taking, without
 from trtopt.core.progress import recorded
 from trtopt.core.values import Precision
@@ -139,9 +132,7 @@ def _built(request: BuildRequest) -> BuildResult:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
         return _best(request, Limits.of(request.min_agreement, request.min_snr) or Limits())
     goal = goal_asked(request)
-    if goal is not None:
-        return _tuned(request, goal)
-    return _asked_for(request)
+    return _asked_for(request) if goal is None else _tuned(request, goal)
 
 
 def goal_asked(request: BuildRequest) -> Goal | None:

@@ -47,9 +47,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
     metric = None if request.metric is None else Metric(request.metric, labels)
     if labels is not None and (metric is None or not metric.takes_labels):
         raise UsageError("`labels=` are for a `metric=` that takes them: add one, or drop the labels")
-    if limits is None and metric is None:
-        return None
-    return Goal(limits, metric, request.min or 0.0)
+    return None if limits is None and metric is None else Goal(limits, metric, request.min or 0.0)
 
 
 def too_few(count: int) -> str:

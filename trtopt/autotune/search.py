@@ -97,9 +97,7 @@ class Choices:
 
     def chosen(self) -> tuple[str, ...]:
         """Return the layers to leave out of INT8; AccuracyLost where that doesn't help."""
-        left_out: tuple[str, ...] | None = ()
-        if self.judged(()).missed:
-            left_out = self._search()
+        left_out = self._search() if self.judged(()).missed else ()
         if left_out is None:
             raise self._lost()
         return tuple(sorted(self._faster(left_out)))

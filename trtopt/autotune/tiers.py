@@ -43,13 +43,9 @@ from trtopt.graph.io import load_model
 from trtopt.graph.prepare import holds_scales
 from trtopt.trt import select
 
-TIERS: Mapping[str, Mapping[str, Any]] = {  # name → options of build; what a TensorRT or target refuses is left out
-    "fp32": {},
-    "fp16": {"fp16": True},
-    "bf16": {"bf16": True},
-    "fp8": {"fp8": True},
-    "int8": {"int8": True},
-    "int4": {"int4": True},
+# Name → options of build; what a TensorRT or target refuses is left out.
+TIERS: Mapping[str, Mapping[str, Any]] = {"fp32": {}} | {
+    name: {name: True} for name in ("fp16", "bf16", "fp8", "int8", "int4")
 }
 _JUDGED_BY = ("images", "data", "preprocess", "limit", "batch")
 _NAMED = ("classes", "output_kind", "plugins", "operators")

@@ -107,7 +107,9 @@ def lower(
     passes = [readable(model, generation.capabilities.max_opset)]
     source = as_read(folded, passes[0])
     passes.append(reword(model))
-    overrides, left_out = _overrides(model, spec), {**unsafe, **(unquantized or {})}
+    named = ((str(node.name), overriding(spec.overrides, str(node.name), node.op_type)) for node in model.graph)
+    overrides = {name: precision for name, precision in named if precision is not None}
+    left_out = {**unsafe, **(unquantized or {})}
     points = Points({}) if table is None else _quantize(model, spec, generation, table, left_out, passes)
     asked = dict.fromkeys(points.quantized, spec.precision) | overrides
     kept, weights = points.kept, ""
@@ -128,7 +130,9 @@ def lower(
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: precision for node, precision in overrides.items() if not precision.quantized}
-        light = _left_to_tensorrt(model, asked) - layer_precision.keys() if table is not None else set()
+        # What a weakly typed build would compute in FP32 where that saves it a conversion.
+        free = {str(node.name) for node in model.graph if node.op_type in WEIGHTED} - set(asked)
+        light = (free | _beside(model, free)) - layer_precision.keys() if table is not None else set()
         preferred = {} if spec.base is Precision.FP32 else dict.fromkeys(sorted(light), spec.base)
     if not generation.capabilities.stored_codes:
         passes.append(with_float_weights(model))
@@ -167,23 +171,11 @@ def _with_outputs(proto: onnx.ModelProto, tensors: Collection[str]) -> onnx.Mode
     return made
 
 
-def _overrides(model: ir.Model, spec: BuildSpec) -> dict[str, Precision]:
-    """Return node → the precision that the user asks for."""
-    found = {str(node.name): overriding(spec.overrides, str(node.name), node.op_type) for node in model.graph}
-    return {name: precision for name, precision in found.items() if precision is not None}
-
-
 def _floating_layers(model: ir.Model) -> list[str]:
     """Name the layers with products but those that read 8 bits of the model's own."""
     codes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
     integer = {reader for node in codes for reader in node.successors()}
     return [str(node.name) for node in model.graph if node.op_type in WEIGHTED and node not in integer]
-
-
-def _left_to_tensorrt(model: ir.Model, asked: Collection[str]) -> set[str]:
-    """Name what a weakly typed build would compute in FP32 where that saves it a conversion."""
-    free = {str(node.name) for node in model.graph if node.op_type in WEIGHTED} - set(asked)
-    return free | _beside(model, free)
 
 
 def in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:

@@ -139,9 +139,8 @@ def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> tup
             same_scales=same_scales,
             host_code=request.trust_host_code,
         )
-    unseen = replace(
-        manifest, graph=None, graph_file=None, comparison=None, certificate=None
-    )  # these were of the old weights
+    # These were of the old weights.
+    unseen = replace(manifest, graph=None, graph_file=None, comparison=None, certificate=None)
     new = replace(
         unseen,
         spec={**spec, "strip": False},

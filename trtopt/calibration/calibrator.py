@@ -134,10 +134,8 @@ def calibrated(request: CalibrateRequest) -> CalibrateResult:
     calibration = _checked(request)
     if request.import_cache is not None:
         prepared, table = calibration.imported()
-    elif request.calib is not None:
-        prepared, table = calibration.chosen_again()
     else:
-        prepared, table = calibration.measured()
+        prepared, table = calibration.measured() if request.calib is None else calibration.chosen_again()
     if request.repair:
         table = calibration.repaired(prepared, table)
     batches, coverage = calibration.batches, calibration.coverage

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +19,7 @@ from trtopt.calibration.compensation import compensated, second_moments
 from trtopt.calibration.rounding import Floats, Moments, moments, unsupported
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Precision
+from trtopt.core.words import grouped
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.graph.half import widen
@@ -67,11 +67,8 @@ def _weights(model: ir.Model, proto: ModelProto) -> Iterator[_Shared]:
     """Yield the weights whose inputs can be looked at; those of other nodes get the nearest codes."""
     protos = {node.name: node for node in proto.graph.node}
     computed = {name for node in proto.graph.node for name in node.output} | network_inputs(proto).keys()
-    readers: dict[tuple[Any, int], list[ir.Node]] = {}
-    for node in filter(multiplies_weights, model.graph):
-        if not unsuited(node):
-            readers.setdefault((node.inputs[1], attribute(node, "transB", 0)), []).append(node)
-    for nodes in readers.values():
+    suited = (node for node in filter(multiplies_weights, model.graph) if not unsuited(node))
+    for nodes in grouped(((node.inputs[1], attribute(node, "transB", 0)), node) for node in suited).values():
         tensors = [str(node.inputs[0].name) for node in nodes if node.inputs[0] is not None]
         strange = any(unsupported(protos[str(node.name)], 1, matrix(node)) for node in nodes)
         if not strange and computed.issuperset(tensors):

@@ -99,18 +99,10 @@ class Prepared:
             quality["preprocessing"] = check_preprocessing(self.proto, seen.probes)
             ranges = half_ranges(self.proto, seen.probes, seen.histograms, threads, reporter)
         with reporter.phase("choosing thresholds"):
-            return Table(
-                choose_all(seen.histograms, self.groups, method),
-                self.groups,
-                self.identity,
-                batches.describe(),
-                method,
-                seen.samples,
-                preprocess=batches.preparation,
-                skipped=tuple(map(asdict, batches.skipped)),
-                quality=quality,
-                ranges=ranges,
-            )
+            entries = choose_all(seen.histograms, self.groups, method)
+        about = self.groups, self.identity, batches.describe(), method, seen.samples
+        skipped = tuple(map(asdict, batches.skipped))
+        return Table(entries, *about, preprocess=batches.preparation, skipped=skipped, quality=quality, ranges=ranges)
 
     def chosen_again(self, table: Table, method: str | None) -> Table:
         """Return the part of an earlier table of this model that is needed now, thresholds by another method.

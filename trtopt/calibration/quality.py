@@ -119,7 +119,7 @@ def check_preprocessing(proto: ModelProto, samples: Sequence[Arrays]) -> dict[st
     return {
         "warning": f"inputs are {low:.3g} to {high:.3g}, and after the model's first convolution values spread by "
         f"{spread:.3g}, where trained networks have about 1: pixels seem to arrive as 0..255 where the model wants them "
-        "normalised; check `preprocess=`, or the arrays in `data=`",
+        "normalised; check `preprocess=`, or the arrays in `data=`"
     }
 
 

@@ -130,7 +130,8 @@ def divergences(counts: Floats) -> Floats:
     filled = counts > 0
     logs = np.zeros_like(counts)
     np.log(counts, out=logs, where=filled)
-    below, filled_below, own_below = (_running(item) for item in (counts, filled, counts * logs))
+    sums = (np.cumsum(item, dtype=np.float64) for item in (counts, filled, counts * logs))
+    below, filled_below, own_below = (np.concatenate([[0.0], item]) for item in sums)
     kept = np.arange(LEVELS, counts.size + 1)
     ends = np.minimum(np.arange(counts.size) + np.arange(1, -(-counts.size // LEVELS) + 1)[:, None], counts.size)
     mass, bins = below[ends] - below[:-1], filled_below[ends] - filled_below[:-1]  # of each level that there may be
@@ -161,10 +162,6 @@ def _levels(size: int) -> NDArray[np.int64]:
     kept = np.arange(LEVELS, size + 1)[:, None]
     edges = -(-np.arange(LEVELS + 1) * kept // LEVELS)
     return np.asarray((np.diff(edges, axis=1) - 1) * size + edges[:, :-1], np.int64)
-
-
-def _running(values: NDArray[np.generic]) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 
 def _bins(histogram: Histogram, most: int | None = None) -> tuple[Floats, Floats]:

@@ -14,11 +14,11 @@ from onnx.utils import Extractor
 
 from trtopt.certification.opening import with_tensors
 from trtopt.certification.placing import FLOATS, Place, Subject, failing, rows_of
-from trtopt.certification.relations import Opened, Relation, joined
+from trtopt.certification.relations import Opened, Relation
 from trtopt.core.files import made_folder, write_bytes, writing_together
 from trtopt.core.values import Precision, x
 from trtopt.core.words import counted
-from trtopt.data.rebatch import Arrays
+from trtopt.data.rebatch import Arrays, joined
 from trtopt.engine.manifest import Manifest, described_spec
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import infer_shapes, inferred_values, whole_copy

@@ -236,8 +236,8 @@ def _keep(
         manifest = replace(manifest, certificate=_summary(certificate))
         manifest.save(engine)
         if request.save is not None:
-            with request.reporter.phase("timing"):
-                times = _times(engine, samples)
+            with request.reporter.phase("timing"), Session(engine, contexts=1) as session:
+                times = time_in_turns({"": session}, samples)[0][""]
     if request.save is not None:
         content = {"manifest": asdict(manifest), "certificate": certificate.describe(), "times": plain(tuple(times))}
         write_json(request.save, {"format": FORMAT, **content, "capabilities": _capabilities(manifest)})
@@ -255,22 +255,11 @@ def _capabilities(manifest: Manifest) -> dict[str, Any] | None:
     }
 
 
-def _times(engine: Path, samples: Sequence[Arrays]) -> tuple[Times, ...]:
-    with Session(engine, contexts=1) as session:
-        return time_in_turns({"": session}, samples)[0][""]
-
-
 def _summary(certificate: Certificate) -> dict[str, Any]:
     """Return what the manifest says of it."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     worst = {name: plain(item.worst_db) for name, item in certificate.worst().items()}
-    return {
-        "ok": certificate.ok,
-        "ran": certificate.ran,
-        "samples": certificate.samples,
-        "date": now,
-        "worst_db": worst,
-    }
+    return {name: getattr(certificate, name) for name in ("ok", "ran", "samples")} | {"date": now, "worst_db": worst}
 
 
 def samples_for(request: CertifyRequest, model: Model, manifest: Manifest | None) -> tuple[Sequence[Arrays], list[str]]:
@@ -279,10 +268,9 @@ def samples_for(request: CertifyRequest, model: Model, manifest: Manifest | None
         made = samples_first(synthetic_inputs(model.inputs, _sides(request, model, manifest)), model.inputs)
         if not counting(model.inputs):  # nothing counts samples: it is one as a whole
             return [made], ["made-up"]
-        count = min(map(len, made.values()), default=1)
-        return [{name: array[at : at + 1] for name, array in made.items()} for at in range(count)], [
-            f"made-up[{at}]" for at in range(count)
-        ]
+        count = range(min(map(len, made.values()), default=1))
+        single = [{name: array[at : at + 1] for name, array in made.items()} for at in count]
+        return single, [f"made-up[{at}]" for at in count]
     source = open_data(model.inputs, **samples_of(request), batch=1, reporter=request.reporter)
     samples = [sample for batch in source for sample, _ in chunks(batch, 1)]
     if not samples:

@@ -152,14 +152,16 @@ class _Ward:
         for _ in range(ROUNDS):
             place, graph = nearest.certificate.place, load_model(str(nearest.result.onnx), lazy=True).proto
             pattern, attempts = _pattern(place, graph, nearest.manifest), list[_Attempt]()
-            for cure in _known_first(cures(self.request, nearest, place, graph), known := _known(pattern)):
+            known = _known(pattern)
+            for cure in sorted(cures(self.request, nearest, place, graph), key=lambda cure: [*cure] != known):
                 try:
                     attempts.append(self.attempt({**nearest.cure, **cure}, construct))
                 except TrtoptError as error:
                     self.trials.append(Trial(_text(cure), None, " ".join(str(error).split())[:200], 0.0))
                     continue
                 if attempts[-1].certificate.ok:
-                    _remember(pattern, [*cure])
+                    with contextlib.suppress(OutputError):
+                        write_json(_kept(pattern), [*cure])
                     if known == [*cure] or not probe():  # which of several is the fastest can't be told
                         break
             if right := [item for item in attempts if item.certificate.ok]:
@@ -281,12 +283,3 @@ def _known(pattern: list[Any]) -> list[str] | None:
     with contextlib.suppress(Damaged, OutputError):  # damaged or not there
         return converted(read_json(_kept(pattern)), list[str])
     return None
-
-
-def _remember(pattern: list[Any], names: list[str]) -> None:
-    with contextlib.suppress(OutputError):
-        write_json(_kept(pattern), names)
-
-
-def _known_first(found: Iterator[Cure], known: list[str] | None) -> list[Cure]:
-    return sorted(found, key=lambda cure: [*cure] != known)

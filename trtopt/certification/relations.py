@@ -24,20 +24,17 @@ from trtopt.core.errors import UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.core.words import first_of
 from trtopt.data.difference import in_db, powers
-from trtopt.data.rebatch import Arrays, share
+from trtopt.data.rebatch import Arrays, joined, share
 from trtopt.evaluation.agreement import unpadded
 
 Runner = Callable[[Arrays], Arrays]
-Opened = Callable[
-    [Sequence[str]], contextlib.AbstractContextManager[Runner]
-]  # a graph with tensors as outputs, for a while
+# A graph with tensors as outputs, for a while.
+Opened = Callable[[Sequence[str]], contextlib.AbstractContextManager[Runner]]
 Row = Mapping[str, NDArray[np.generic]]
 MODEL, MASKED = "the model as given", "what masks hide"
 LAST_BITS = 100.0  # dB: more is never asked for
-LEAST, LEAST_OF_BATCH = (
-    6.0,
-    10.0,
-)  # dB: less is never allowed; nor by the noise of one batch alone: twice a value is 6 dB
+LEAST = 6.0  # dB: less is never allowed; twice a value is 6 dB
+LEAST_OF_BATCH = 10.0  # dB: nor is less by the noise of one batch alone
 SHARE = 12.0  # dB: a row may differ by sixteen times the power of the noise that rows have in the median
 _FAINT = 1e-3  # of the mean signal: rows below are held against the mean
 
@@ -248,7 +245,7 @@ def relations(
 
     for size in candidate.sizes:
         several = samples.of(range(size))
-        batch = joined(several.arrays)
+        batch: Arrays = joined(several.arrays)
         first = candidate.rows(candidate.run(batch), size)
         tried.append((several, batch, first))
         yield from held(
@@ -264,7 +261,9 @@ def relations(
         if masked and (other := _refilled(batch)) is not None:
             shown = _visible(first, batch), _visible(candidate.rows(candidate.run(other), size), batch)
             yield from held(MASKED, several.names, *shown)
-        candidate.run(turned if candidate.of_pixels else {name: _spoiled(array) for name, array in batch.items()})
+        # Not in place of other values: they may be indices or lengths.
+        spoiled = {name: np.full_like(array, np.nan) if _floating(array) else array for name, array in batch.items()}
+        candidate.run(turned if candidate.of_pixels else spoiled)
         again = candidate.rows(candidate.run(batch), size)
         yield from held("again, behind other values", several.names, first, again)
     for several, batch, first in reversed(tried):
@@ -272,14 +271,5 @@ def relations(
             yield from held(way, several.names, first, candidate.rows(run(batch), len(first)))
 
 
-def joined(samples: Sequence[Arrays]) -> Arrays:
-    return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
-
-
 def _copies(sample: Arrays, count: int) -> Arrays:
     return {name: np.repeat(array, count, axis=0) for name, array in sample.items()}
-
-
-def _spoiled(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Return NaN in place of floats; other values may be indices or lengths and stay what they are."""
-    return np.full_like(array, np.nan) if _floating(array) else array

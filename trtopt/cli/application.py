@@ -193,7 +193,9 @@ def command_of(
             with contextlib.redirect_stdout(sys.stderr) if json_output else contextlib.nullcontext():
                 reporter = {"reporter": _reporter()} if "reporter" in options(request) else {}
                 function = call or getattr(trtopt, text.__name__)
-                _collect_garbage()
+                if not gc.isenabled():  # from here on it is looked for, but not among what is there
+                    gc.freeze()
+                    gc.enable()
                 result = function(**values, **reporter)
             as_json = getattr(result, "to_json", None) or result.describe
             document = told(as_json()) if json_output or measures else {}
@@ -212,13 +214,6 @@ def command_of(
         (group or app).command(name, cls=cls or Command, help=help_text)(typed)
 
     return made
-
-
-def _collect_garbage() -> None:
-    """Look for garbage from here on, but not among what is there."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
 
 
 def _shown(request: type[Any]) -> _Shown:

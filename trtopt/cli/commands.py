@@ -174,9 +174,10 @@ def _built(result: Any, values: Options) -> Iterator[str]:
     from trtopt.engine.manifest import REASONS, arithmetic
 
     if (tuning := result.tuning) is not None:
-        rows = []
-        for item in tuning.front:
-            within = _within(item, values["min_snr"])
+        rows, least = [], values["min_snr"]
+        for item in tuning.front:  # of what misses a limit, why, where its dB alone would be within
+            why = item.missed[0] if item.missed and least is not None and item.snr_db >= least else "no"
+            within = why if item.missed else "yes"
             rows.append((f"{item.share:.1%}", str(item.left_out), f"{item.snr_db:.1f}", item.figure, within))
         headers = ("arithmetic in INT8", "layers out", "dB", "", "within the limits")
         print_table(f"What was tried, on {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
@@ -198,13 +199,6 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         yield f"  {result.comparison['why']}"
     if result.not_measured:
         yield f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}"
-
-
-def _within(choice: Any, least: float | None) -> str:
-    """Tell if a choice is within the limits; why not, where its dB alone would be."""
-    if not choice.missed:
-        return "yes"
-    return choice.missed[0] if least is not None and choice.snr_db >= least else "no"
 
 
 @command_of(InspectRequest, "trtopt inspect model.engine --diff other.engine")

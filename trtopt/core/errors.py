@@ -14,7 +14,7 @@ from typing import Any
 
 from trtopt.core.library_output import loader_path, unreported
 from trtopt.core.version import to_install
-from trtopt.core.words import NAMED, spoken
+from trtopt.core.words import NAMED, grouped, spoken
 
 
 class TrtoptError(Exception):
@@ -87,9 +87,7 @@ class UnsupportedOperator(_Listing, ModelError):
 
     def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
         self.issues, self.words = tuple(issues), tuple(words or map(str, issues))
-        alike: dict[Any, list[str]] = {}
-        for issue, text in zip(self.issues, self.words):
-            alike.setdefault(issue.op or issue, []).append(text)
+        alike = grouped((issue.op or issue, text) for issue, text in zip(self.issues, self.words))
         shown: list[str] = []
         for operator, texts in alike.items():
             more = len(texts) - _ALIKE

@@ -193,7 +193,9 @@ def _target(path: str | os.PathLike[str]) -> Path:
     try:
         if target.is_symlink() and (not calls or calls[0].given(target)):
             target = Path(os.path.realpath(target))
-        mode = _mode(target)
+        mode = None
+        with contextlib.suppress(FileNotFoundError):
+            mode = target.stat().st_mode
         if mode is not None and not stat.S_ISREG(mode):
             raise OutputError(f"can't write {target}: it is {_kind(mode)}", "give a file name")
         if mode is None and os.fspath(path).endswith(os.sep):
@@ -204,13 +206,6 @@ def _target(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:
         raise _output_error(target, error) from error
     return target
-
-
-def _mode(path: Path) -> int | None:
-    try:
-        return path.stat().st_mode
-    except FileNotFoundError:
-        return None
 
 
 def _created(partial: Path, target: Path) -> int:

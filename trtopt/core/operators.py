@@ -26,11 +26,8 @@ from trtopt.core.library_output import importing
 
 PLUGINS = "TRTOPT_PLUGINS"  # variable of the environment: libraries and modules, as PATH has folders
 PARSERS = ("plugin_version", "plugin_namespace")  # attributes that TensorRT's parser reads, and the operator doesn't
-NVIDIAS = (
-    "EfficientNMS_TRT",
-    "MultiscaleDeformableAttnPlugin_TRT",
-    "GroupNormalizationPlugin",
-)  # with a reference here
+# Those with a reference here.
+NVIDIAS = ("EfficientNMS_TRT", "MultiscaleDeformableAttnPlugin_TRT", "GroupNormalizationPlugin")
 TYPES = ("fp32", "fp16", "bf16")
 Shape = tuple["int | str", ...]
 

@@ -188,6 +188,16 @@ class StreamReporter(Reporter):
             self.stream.flush()
 
 
+class Warnings(Reporter):
+    """Keeps warnings as `texts`."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
+
+
 class QuietReporter(StreamReporter):
     """Warnings alone."""
 

@@ -1,12 +1,15 @@
-"""Words that messages have in common, options in them, and what of them a terminal gets."""
+"""Words that messages have in common, options in them, what of them a terminal gets, and names that belong together."""
 
 from __future__ import annotations
 
 import ast
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import Any, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
 def first_of(names: Iterable[object], most: int = 3) -> str:
@@ -18,6 +21,14 @@ def first_of(names: Iterable[object], most: int = 3) -> str:
 def counted(count: int, noun: str) -> str:
     """Count things in words: "1 job", "2 jobs"."""
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key, in order."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def visible(text: str) -> str:

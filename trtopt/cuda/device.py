@@ -178,9 +178,7 @@ class Device:
     def current(self) -> AbstractContextManager[None]:
         """Make the device this thread's current one in the block; then what it was. (Without `driver` it stays.)"""
         before = None if self.driver is None else self.driver.current()
-        if before is not None and before == self.context:
-            return _STAYS
-        return _Current(self, before)
+        return _STAYS if before is not None and before == self.context else _Current(self, before)
 
     def use(self) -> None:
         """Make the device this thread's current one; DeviceError where it can't be used, as in a process that was forked."""

@@ -17,17 +17,8 @@ from trtopt.data.convert import numpy_dtype
 Shape = tuple[int, ...]
 
 # TensorRT's name of an I/O type → NumPy's (through ml_dtypes where NumPy has none).
-DTYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "FP8": "float8_e4m3fn",
-    "INT8": "int8",
-    "UINT8": "uint8",
-    "INT32": "int32",
-    "INT64": "int64",
-    "BOOL": "bool",
-}
+DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "FP8": "float8_e4m3fn"}
+DTYPES |= {name: name.lower() for name in ("INT8", "UINT8", "INT32", "INT64", "BOOL")}
 
 
 @dataclass(frozen=True)

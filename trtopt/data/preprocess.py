@@ -382,11 +382,7 @@ def _spelled_out(name: str, value: Any) -> Any:
 
 PRESETS: dict[str, Preprocess] = {
     "imagenet": Preprocess(
-        resize="crop",
-        crop=224 / 256,
-        scale=1 / 255,
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
+        resize="crop", crop=224 / 256, scale=1 / 255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     ),
     "efficientnet-lite": Preprocess(
         resize="crop", crop=224 / (224 + 32), interpolation="bicubic", antialias=False, mean=(127.0,), std=(128.0,)

@@ -397,16 +397,10 @@ def _nodes(names: Sequence[str]) -> str:
 def _charts(contents: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the charts; one for which there are no numbers is empty."""
     damage = [layer for layer in contents["layers"] if layer["ms"] is not None and layer["damage_db"] is not None]
-    points = [
-        (
-            f"#{layer['number']} {_short(layer['name'])}",
-            layer["ms"],
-            layer["damage_db"],
-            layer["precision"] or "unknown",
-        )
-        for layer in sorted(damage, key=lambda layer: layer["damage_db"])[:ROWS]  # most damage first
-    ]
-    tuning, dots = contents["tuning"], []
+    tuning, points, dots = contents["tuning"], [], []
+    for layer in sorted(damage, key=lambda layer: layer["damage_db"])[:ROWS]:  # most damage first
+        what = f"#{layer['number']} {_short(layer['name'])}"
+        points.append((what, layer["ms"], layer["damage_db"], layer["precision"] or "unknown"))
     if tuning is not None:
         choices = [("chosen", tuning["chosen"]), ("before", tuning["before"]), ("repaired", tuning["whole"])]
         for label, item in [*choices, *(("tried", item) for item in tuning["front"][:ROWS])]:

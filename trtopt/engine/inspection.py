@@ -94,18 +94,9 @@ def _instead(path: Path, start: bytes) -> str:
 
 def _described(path: Path, nbytes: int, maker: str, manifest: Manifest, *notes: str) -> EngineReport:
     """Return what a manifest says."""
-    return EngineReport(
-        path,
-        nbytes,
-        maker or str(manifest.origin),
-        runs_on(manifest.origin),
-        manifest,
-        manifest.precision,
-        manifest.precision_summary,
-        manifest.layers,
-        {"plan": nbytes, "workspace_limit": manifest.spec.get("workspace"), "scratch": manifest.scratch},
-        notes,
-    )
+    origin, layers = manifest.origin, (manifest.precision, manifest.precision_summary, manifest.layers)
+    memory = {"plan": nbytes, "workspace_limit": manifest.spec.get("workspace"), "scratch": manifest.scratch}
+    return EngineReport(path, nbytes, maker or str(origin), runs_on(origin), manifest, *layers, memory, notes)
 
 
 @dataclass(frozen=True)

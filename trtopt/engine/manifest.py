@@ -48,16 +48,15 @@ from trtopt.core.values import (
     ShapeRange,
     parse_targets,
 )
-from trtopt.core.words import first_of
+from trtopt.core.words import first_of, grouped
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.trt.compatibility import PlanOrigin
 
 FORMAT = "trtopt.engine/1"
 HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
-REASONS = re.compile(
-    r"; (?=\d+ (?:nodes? kept in higher precision|more reasons? in the manifest))"
-)  # behind the counts of a precision summary
+# Behind the counts of a precision summary.
+REASONS = re.compile(r"; (?=\d+ (?:nodes? kept in higher precision|more reasons? in the manifest))")
 WITHOUT_GRAPH = "take it along where the engine is copied or moved to, or build again with `save_onnx=`"
 
 
@@ -94,10 +93,7 @@ def precision_summary(
     if not heavy:
         parts.append("no convolution or matrix product in this engine")
         kept = ()
-    reasons: dict[str, list[str]] = {}
-    for item in kept:
-        if not item.precision.quantized:
-            reasons.setdefault(item.reason, []).append(item.node)
+    reasons = grouped((item.reason, item.node) for item in kept if not item.precision.quantized)
     for reason, nodes in sorted(reasons.items(), key=lambda entry: -len(entry[1]))[:3]:
         some = f"{len(nodes)} nodes kept in higher precision ({nodes[0]}, …)"
         parts.append(f"{some if len(nodes) > 1 else f'1 node kept in higher precision ({nodes[0]})'}: {reason}")
@@ -122,12 +118,8 @@ def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) 
 
     A node that no layer names was fused away or renamed; it counts as neither found nor lost.
     """
-    seen: dict[str, list[Precision]] = {}
-    for layer in layers:
-        if layer.kind in HEAVY:
-            for node in layer.nodes:
-                if node in asked:
-                    seen.setdefault(node, []).append(layer.precision)
+    heavy = (layer for layer in layers if layer.kind in HEAVY)
+    seen = grouped((node, layer.precision) for layer in heavy for node in layer.nodes if node in asked)
     return {node: found[0] for node, found in seen.items() if asked[node] not in found}
 
 
@@ -362,10 +354,8 @@ def described_spec(described: Mapping[str, Any]) -> BuildSpec:
         "overrides": (list[str], lambda texts: tuple(map(Override.parse, texts))),
         "profiles": (list[dict[Name, str]], _ranges),
         "targets": (list[str], parse_targets),
-        "sparsity": (
-            bool | str,
-            lambda said: {False: "off", True: "keep"}.get(said, said),
-        ),  # a switch before it had values
+        # A switch before it had values.
+        "sparsity": (bool | str, lambda said: {False: "off", True: "keep"}.get(said, said)),
     }
     read = {
         name: parsed(converted(described[name], kind, f"spec.{name}"), parse, f"spec.{name}")

@@ -367,7 +367,7 @@ def _evaluating(torch: Any, module: Any) -> Iterator[None]:
             stack.callback(setattr, item, "training", item.training)
         with contextlib.suppress(
             NotImplementedError
-        ):  # torch.export's own modules have the mode that they were made in
+        ):  # torch.export's own modules keep the mode that they were made in
             module.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         torch.set_num_threads(min(threads, THREADS))

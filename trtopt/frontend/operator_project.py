@@ -8,11 +8,8 @@ from trtopt.core.errors import UsageError
 from trtopt.core.files import whole, write_bytes
 from trtopt.trt.kernels import ADAPTERS
 
-_TEMPLATES = {
-    "operator.py.in": "{}.py",  # what the others are named for
-    "operator.cu.in": "{}.cu",
-    "test_operator.py.in": "test_{}.py",
-}
+# The others are named for the first one.
+_TEMPLATES = {"operator.py.in": "{}.py", "operator.cu.in": "{}.cu", "test_operator.py.in": "test_{}.py"}
 
 
 def write_project(name: str, output: Path | None, *, force: bool) -> tuple[Path, str]:

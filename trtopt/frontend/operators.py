@@ -12,32 +12,17 @@ from trtopt.core.errors import ModelError
 from trtopt.core.foreign import chain
 
 _MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)', overload='(\w+)'\)>")
-_TORCHS_OWN = (
-    "aten",
-    "prim",
-    "prims",
-    "quantized",
-    "quantized_decomposed",
-    "torchvision",
-    "torchaudio",
-    "higher_order",
-)
-_KINDS = {  # of an argument in PyTorch's schema → of the attribute
-    "float": "FLOAT",
-    "int": "INT",
-    "bool": "INT",
-    "str": "STRING",
-    "List[float]": "FLOATS",
-    "List[int]": "INTS",
-    "List[bool]": "INTS",
-    "List[str]": "STRINGS",
-}
+# Namespaces of PyTorch's own.
+_OWN = ("aten", "prim", "prims", "quantized", "quantized_decomposed", "torchvision", "torchaudio", "higher_order")
+# Of an argument in PyTorch's schema → of the attribute.
+_KINDS = {"float": "FLOAT", "int": "INT", "bool": "INT", "str": "STRING"}
+_KINDS |= {f"List[{kind}]": f"{name}S" for kind, name in _KINDS.items()}
 
 
 def custom_operator(torch: Any, error: BaseException) -> Any:
     """Return the custom operator that the exporter has no translation for; None: it failed for another reason."""
     found = next((match for link in chain(error) if (match := _MISSING.search(str(link)))), None)
-    if found is None or found[1] in _TORCHS_OWN:
+    if found is None or found[1] in _OWN:
         return None
     return getattr(getattr(getattr(torch.ops, found[1]), found[2]), found[3])
 
@@ -53,7 +38,8 @@ def translation(overload: Any) -> Callable[..., Any]:
     schema = overload._schema
     (domain, name), arguments = schema.name.split("::"), schema.arguments
     tensors = [item.name for item in arguments if str(item.type) in ("Tensor", "Optional[Tensor]")]
-    kinds = {item.name: _kind(item) for item in arguments if item.name not in tensors}
+    types = {item.name: re.sub(r"^Optional\[(.*)]$", r"\1", str(item.type)) for item in arguments}
+    kinds = {name: _KINDS.get(text, "") for name, text in types.items() if name not in tensors}
     if wrong := next((item for item in arguments if kinds.get(item.name) == ""), None):
         raise ModelError(
             f"the custom operator {schema.name} takes {wrong.name} of type {wrong.type}: a node takes tensors, and numbers, "
@@ -90,8 +76,3 @@ def translation(overload: Any) -> Callable[..., Any]:
         return op(*(bound.get(each) for each in tensors), **attributes)
 
     return write
-
-
-def _kind(argument: Any) -> str:
-    text = str(argument.type)
-    return _KINDS.get(text.removeprefix("Optional[").removesuffix("]") if text.startswith("Optional[") else text, "")

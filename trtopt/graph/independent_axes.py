@@ -23,10 +23,7 @@ from trtopt.graph.op_types import ELEMENTWISE
 from trtopt.graph.proto import STANDARD, attribute, opset_version, schema_of, subgraphs
 
 # Large ones, and where tables of positions end before them, small ones; of both those that the model's own sizes haven't.
-_PRIMES = (
-    (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079, 10091, 10093),
-    (29, 31, 37, 41, 43, 47, 53, 59, 61),
-)
+_PRIMES = ((10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079, 10091, 10093), (29, 31, 37, 41, 43, 47, 53, 59, 61))
 _NODES = 20_000  # of a model that is looked at
 _SMALL = 64  # numbers of a tensor that may be a shape
 # Operator → its default axis: those that go along it, and those that go along it and all that follow.

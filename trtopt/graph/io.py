@@ -68,13 +68,6 @@ class Model:
         return fingerprint(self.proto)  # only where it is asked for: it hashes all weights
 
 
-def _instead(text: str) -> str:
-    """Return what to type where a module in PyTorch is named in a model file's place."""
-    if ":" not in text or "/" in text.rpartition(":")[2]:
-        return ""
-    return f"an ONNX file is needed, which trtopt export {text} -o model.onnx writes"
-
-
 def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = False) -> Model:
     """Read and validate a model.
 
@@ -92,7 +85,10 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         path, proto, what = None, ModelProto(), "the model"
         proto.CopyFrom(source)
     else:
-        path = existing_file(source, "the model", _instead(os.fspath(source)))
+        module = os.fspath(source)  # in PyTorch, perhaps, where an ONNX file is needed
+        named = ":" in module and "/" not in module.rpartition(":")[2]
+        advice = f"an ONNX file is needed, which trtopt export {module} -o model.onnx writes" if named else ""
+        path = existing_file(source, "the model", advice)
         what, proto = str(path), _parse(path)
     check_text(proto, what)
     _load_external_data(proto, path, what, lazy)

@@ -85,9 +85,7 @@ def _place(links: Links, name: str) -> Place | None:
         axis, shape = _number(links, shape.input[1]), links.makers.get(shape.input[0])
     elif shape is not None and attribute(shape, "end", None) == attribute(shape, "start", 0) + 1:
         axis = attribute(shape, "start", 0)
-    if shape is None or shape.op_type != "Shape" or axis is None:
-        return None
-    return shape.input[0], axis
+    return None if shape is None or shape.op_type != "Shape" or axis is None else (shape.input[0], axis)
 
 
 def _maker(links: Links, name: str) -> NodeProto | None:

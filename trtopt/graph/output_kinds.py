@@ -237,9 +237,8 @@ class _Graph:
             again = any(info.floating and info.shape == shape for info in self.given)  # as of an autoencoder: no scores
             wide = isinstance(width, int) and 2 * _WIDTH <= width <= _WIDEST and width % _WIDTH == 0
             return Kind.EMBEDDING if wide else Kind.OTHER if again else scores
-        if (
-            single and end.op == "pool"
-        ):  # a fully convolutional classifier's has any width, feature maps a multiple of 16
+        if single and end.op == "pool":
+            # A fully convolutional classifier's has any width, feature maps a multiple of 16.
             return Kind.CLASSES if isinstance(width, int) and width % 16 else Kind.EMBEDDING
         return Kind.OTHER
 

@@ -28,6 +28,7 @@ from onnx.defs import SchemaError, get_schema
 
 from trtopt.core.operators import Operator, known
 from trtopt.core.values import TensorInfo
+from trtopt.core.words import grouped
 from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
 UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
@@ -111,10 +112,8 @@ def fingerprint(proto: ModelProto) -> str:
     return digest.hexdigest()
 
 
-UNINFERRED = (
-    "GroupNormalization",
-    "MeanVarianceNormalization",
-)  # ONNX's inference doesn't know what they give: what they read
+# ONNX's inference doesn't know what they give: what they read.
+UNINFERRED = ("GroupNormalization", "MeanVarianceNormalization")
 
 
 def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
@@ -278,10 +277,7 @@ class Links:
     def __init__(self, graph: GraphProto) -> None:
         self.nodes = list(all_nodes(graph))
         self.makers = {name: node for node in self.nodes for name in node.output if name}
-        self.readers: dict[str, list[NodeProto]] = {}
-        for node in self.nodes:
-            for name in node.input:
-                self.readers.setdefault(name, []).append(node)
+        self.readers = grouped((name, node) for node in self.nodes for name in node.input)
         self.constants = {tensor.name: tensor for body in all_graphs(graph) for tensor in body.initializer}
         for node in self.nodes:
             if node.op_type == "Constant" and (tensor := attribute(node, "value", None)) is not None:

@@ -27,6 +27,7 @@ from trtopt.core.host import cores, free_memory
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.options import taking
 from trtopt.core.progress import Phase, Reporter
+from trtopt.core.words import grouped
 from trtopt.graph.io import external_files
 from trtopt.jobs import work
 from trtopt.jobs.joblist import BuildJob, DataSet, Job, in_list, load_jobs
@@ -214,10 +215,8 @@ class _Run:
 
     def calibrate(self, place: Place, listed: Sequence[Job | BuildJob]) -> None:
         """Make the tables that are lacking: a pass for all methods on one model and data set."""
-        passes: dict[tuple[Path, tuple[str, ...], str], list[Job]] = {}
-        for job in listed:
-            if isinstance(job, Job) and job.name not in self.results:
-                passes.setdefault((job.model, job.precision_override, job.data.name), []).append(job)
+        lacking = (job for job in listed if isinstance(job, Job) and job.name not in self.results)
+        passes = grouped(((job.model, job.precision_override, job.data.name), job) for job in lacking)
         # One more than slots: the next pass is opened while the shards of the last ones are observed.
         self._each(place, place.slots + 1, list(passes.values()), functools.partial(self._calibrate, place))
 

@@ -21,10 +21,10 @@ from trtopt.calibration.quality import check_samples, data_notes
 from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
 from trtopt.core.files import made_folder, sha256_file
 from trtopt.core.operators import load
-from trtopt.core.progress import Reporter
+from trtopt.core.progress import Warnings
 from trtopt.core.values import Override
 from trtopt.core.version import __version__
-from trtopt.core.words import first_of
+from trtopt.core.words import first_of, grouped
 from trtopt.cuda.device import probe, require_gpu
 from trtopt.data import Batches, open_data, samples_of
 from trtopt.data.rebatch import alone
@@ -155,10 +155,7 @@ def examine_builds(builds: Sequence[BuildJob], here: bool) -> tuple[str, ...]:
     Args:
         here: they are built on this machine; else only what holds for any is looked at.
     """
-    names_by_reason: dict[str, list[str]] = {}
-    for job in builds:
-        if why := _refused(job.request, here):
-            names_by_reason.setdefault(why, []).append(job.name)
+    names_by_reason = grouped((why, job.name) for job in builds if (why := _refused(job.request, here)))
     if names_by_reason:
         lines = [f"{first_of(names)}: {why}" for why, names in names_by_reason.items()]
         raise UnsupportedRequest(
@@ -183,17 +180,9 @@ def _refused(request: BuildRequest, here: bool) -> str:
     return ""
 
 
-class _Warnings(Reporter):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.texts.append(text)
-
-
 def build_engine(request: BuildRequest) -> dict[str, Any]:
     """Build, unless the engine is up to date; return what a job's record says of it."""
-    heard = _Warnings()
+    heard = Warnings()
     result = build(**vars(replace(request, reporter=heard)))
     return {
         "cached": result.cached,

@@ -15,24 +15,10 @@ from onnx import ModelProto
 
 from trtopt import trt
 from trtopt.core.documents import Plain, plain
-from trtopt.core.errors import (
-    BackendError,
-    InvalidModel,
-    MissingDependency,
-    ModelError,
-    UnsupportedRequest,
-)
+from trtopt.core.errors import BackendError, InvalidModel, MissingDependency, ModelError, UnsupportedRequest
 from trtopt.core.options import taking
-from trtopt.core.progress import Reporter
-from trtopt.core.shapes import (
-    NOTHING,
-    Suggestion,
-    batch_alone,
-    by_input,
-    parse_profiles,
-    seen_sizes,
-    suggested_shapes,
-)
+from trtopt.core.progress import Warnings
+from trtopt.core.shapes import NOTHING, Suggestion, batch_alone, by_input, parse_profiles, seen_sizes, suggested_shapes
 from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, chosen_builder, parse_targets
 from trtopt.data import SAMPLES, Batches, open_data, samples_of
 from trtopt.data.convert import single_runs
@@ -372,16 +358,10 @@ def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list
     return findings, dict(values)
 
 
-class _Texts(Reporter):
+class _Texts(Warnings):
     """Texts of notes and warnings, for findings of their own."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.texts.append(text)
-
-    note = warn
+    note = Warnings.warn
 
 
 def _ranges(samples: Batches, folded: ModelProto) -> Iterator[Finding]:

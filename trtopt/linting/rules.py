@@ -19,7 +19,7 @@ from trtopt.core.errors import InvalidModel
 from trtopt.core.operators import known
 from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, x
-from trtopt.core.words import first_of
+from trtopt.core.words import first_of, grouped
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.op_types import CONTROL_FLOW, MOVING, WEIGHTED
 from trtopt.graph.passes.typed import MASK, SENTINEL
@@ -99,9 +99,7 @@ def _such(nodes: Sequence[str]) -> str:
 
 def alike(issues: Iterable[Issue], differing: str) -> Iterator[tuple[Issue, str]]:
     """Yield the first issue of each operator and reason, which may differ by a pattern, and how many nodes it stands for."""
-    groups: dict[tuple[str, str], list[Issue]] = {}
-    for issue in issues:
-        groups.setdefault((issue.op, re.sub(differing, "", issue.reason)), []).append(issue)
+    groups = grouped(((issue.op, re.sub(differing, "", issue.reason)), issue) for issue in issues)
     return ((group[0], _such([issue.node for issue in group])) for group in groups.values())
 
 

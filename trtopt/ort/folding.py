@@ -23,11 +23,7 @@ _COMPARED: dict[tuple[str, str], str] = {}  # fingerprints of a model and of its
 
 
 def proven(
-    model: Model,
-    *,
-    samples: Iterable[Arrays] = (),
-    profiles: Sequence[Profile] = (),
-    reporter: Reporter = SILENT,
+    model: Model, *, samples: Iterable[Arrays] = (), profiles: Sequence[Profile] = (), reporter: Reporter = SILENT
 ) -> FoldedModel:
     """Return the folded form of a model, held against what is folded; that itself where the outputs of the two are apart. What
     was taken in otherwise than the model has it is held against the model, and a difference told.

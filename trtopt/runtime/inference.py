@@ -146,17 +146,8 @@ def run(request: RunRequest) -> RunResult:
             write_json(written[-1], [asdict(item) for item in ranked] or ran.names)
     if request.top != RunRequest.top and not ranked:
         request.reporter.warn("`top=` has no effect: no output scores classes")
-    return RunResult(
-        session.engine,
-        session.backend,
-        summaries,
-        ranked,
-        tuple(ran.skipped),
-        tuple(written),
-        tuple(ran.milliseconds),
-        tuple(ran.names),
-        outputs,
-    )
+    seen = tuple(ran.skipped), tuple(written), tuple(ran.milliseconds), tuple(ran.names)
+    return RunResult(session.engine, session.backend, summaries, ranked, *seen, outputs)
 
 
 def _prepare(session: Session, request: RunRequest) -> None:

@@ -246,13 +246,7 @@ class Generation(Loader):
             objects.parser = objects.network = objects.config = objects.builder = None
 
     def build(
-        self,
-        model: Path,
-        spec: BuildSpec,
-        *,
-        name: str = "",
-        reporter: Reporter = SILENT,
-        **more: Any,
+        self, model: Path, spec: BuildSpec, *, name: str = "", reporter: Reporter = SILENT, **more: Any
     ) -> BuiltPlan:
         """Parse `model`, a valid graph that is typed as `spec` wants where `typed(spec)`, else FP32-typed, and build a plan.
 

@@ -25,16 +25,8 @@ from trtopt.trt.compatibility import numbers
 
 HEADERS = "TENSORRT_INCLUDE"  # variable of the environment: the folder with NvInfer.h
 ADAPTERS = Path(__file__).with_name("plugin")
-_TYPES = {
-    "float32": 0,
-    "float16": 1,
-    "int8": 2,
-    "int32": 3,
-    "bool": 4,
-    "uint8": 5,
-    "bfloat16": 7,
-    "int64": 8,
-}  # DataType
+# DataType's numbers.
+_TYPES = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "bool": 4, "uint8": 5, "bfloat16": 7, "int64": 8}
 _NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _PLACES = (
     "/usr/include/x86_64-linux-gnu",

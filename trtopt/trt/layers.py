@@ -26,18 +26,9 @@ _KEY = re.compile(r", (Inputs|Constants|Outputs|TacticName|StreamId|EventId|Meta
 _TENSOR = re.compile(r"\{ Name: (.*?)(?:, Dimensions: \S*)?(?:, Datatype: (\w+))?(?:, Format: ([^{}]*?))? \}")
 # A name ends before the next one, or before what TensorRT adds to it: "__gemm_from_conv1x1".
 _METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=(?:__\w+)?(?:\[ONNX Layer: |\s*$|\x1e))")
-_TYPES = {
-    "float": Precision.FP32,
-    "fp32": Precision.FP32,
-    "half": Precision.FP16,
-    "fp16": Precision.FP16,
-    "bfloat16": Precision.BF16,
-    "bf16": Precision.BF16,
-    "int8": Precision.INT8,
-    "fp8": Precision.FP8,
-    "e4m3": Precision.FP8,
-}
-_TYPE_WORD = re.compile(r"\b(Float|FP32|Half|FP16|BFloat16|BF16|Int8|FP8|E4M3)\b", re.I)
+_TYPES = {str(item): item for item in (Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8, Precision.FP8)}
+_TYPES |= {"float": Precision.FP32, "half": Precision.FP16, "bfloat16": Precision.BF16, "e4m3": Precision.FP8}
+_TYPE_WORD = re.compile(rf"\b({'|'.join(_TYPES)})\b", re.I)
 # Fused kernels carry their operators, each cut to four letters: __myl_CorrMulAdd_myl0_3, __myl_FcAddSilu_myl0_7.
 _FUSED = re.compile(r"^__myl_((?:[A-Z][a-z0-9]*)+)")
 _FUSED_KINDS = {
@@ -53,13 +44,8 @@ _KINDS = (  # of the layer's type, the first that matches
 )
 _PROFILE = re.compile(r" \[profile [1-9]\d*\]$")
 REGION = "ForeignNode"  # in the name of a layer that hides others: 8.6's, of most of a transformer
-HEAVY_OPS = {
-    "Conv": "convolution",
-    "ConvTranspose": "deconvolution",
-    "Gemm": "matmul",
-    "MatMul": "matmul",
-    "Einsum": "matmul",
-}
+HEAVY_OPS = {"Conv": "convolution", "ConvTranspose": "deconvolution"}
+HEAVY_OPS |= dict.fromkeys(("Gemm", "MatMul", "Einsum"), "matmul")
 """The kind of layer (`LayerInfo.kind`) that an operator with products becomes."""
 
 

@@ -154,12 +154,12 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
     UnsupportedRequest: {
         r"Cannot compile operation '([^']*)' for Turing \(SM75\): FP32 GEMM is not supported": (
             "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from `target=`, or build with `fp16=True`"
-        ),
+        )
     },
     InvalidModel: {
         r"scaleAllPositive": (
             "a quantization scale isn't a positive FP32 number: quantize in FP32 types (TensorRT 8.6 can't read FP16 scales)"
-        ),
+        )
     },
     UnsupportedOperator: {
         r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |\.?$)": (
@@ -176,12 +176,12 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"Unable to (?:load|open) library:? (\S+?)[.:]?(?:\s|$)": (
             "its library {0} can't be loaded: it isn't in this package of TensorRT, or has no kernels for this GPU "
             "(`trtopt doctor` says which package is installed)"
-        ),
+        )
     },
     DeviceError: {
         r"cudaError 35|CUDA initialization failure with error|factory function returned nullptr|no CUDA-capable device": (
             "this needs a GPU, and CUDA can use none here"
-        ),
+        )
     },
     BuildFailed: {
         r"no tactics to implement the operation within workspace limit": (

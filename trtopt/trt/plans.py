@@ -73,9 +73,8 @@ class LoadedEngine:
         newer = self._answers((10, 1)) and _has(self.engine, "device_memory_size_v2")
         if newer or not _has(self.engine, "device_memory_size"):
             return int(self.engine.device_memory_size_v2)
-        with (
-            unwarned
-        ):  # where warnings are errors, the bindings of 10 leave one set, for which Python raises SystemError
+        # Where warnings are errors, the bindings of 10 leave one set, for which Python raises SystemError.
+        with unwarned:
             return int(self.engine.device_memory_size)
 
     def _answers(self, since: tuple[int, ...]) -> bool:

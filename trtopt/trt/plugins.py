@@ -86,7 +86,8 @@ def load(module: Any, paths: Iterable[Path], product: str) -> tuple[Library, ...
 
 def _open(module: Any, path: Path, product: str, before: set[Key]) -> None:
     if path.suffix == ".py":
-        return run_file(path)
+        run_file(path)
+        return
     try:
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # REGISTER_TENSORRT_PLUGIN registers as it is loaded
     except OSError as error:
@@ -97,7 +98,6 @@ def _open(module: Any, path: Path, product: str, before: set[Key]) -> None:
     registry = module.get_plugin_registry()
     if hasattr(registry, "load_library") and _listed(module).keys() == before:
         registry.load_library(str(path))  # by its getCreators, which nothing has called yet
-    return None
 
 
 def _is_mapped(path: Path) -> bool:
@@ -120,15 +120,12 @@ def registered(module: Any, libraries: Sequence[Library], names: Container[str] 
     """Return every plugin in the registry of a TensorRT module, with the library that it came with, and the fields of all or of
     those of some names: TensorRT prints an error where it is asked for those of a plugin that is its own business."""
     own = {key: str(library.path) for library in libraries for key in library.creators}
-    return tuple(
-        Creator(*key, _fields(item) if names is None or key[0] in names else (), own.get(key, ""))
-        for key, item in _listed(module).items()
-        if key[0] != _INTERNAL
-    )
-
-
-def _fields(creator: Any) -> tuple[str, ...]:
-    return tuple(str(item.name) for item in creator.field_names or ())
+    found = list[Creator]()
+    for key, item in _listed(module).items():
+        if key[0] != _INTERNAL:
+            fields = (item.field_names or ()) if names is None or key[0] in names else ()
+            found.append(Creator(*key, tuple(str(field.name) for field in fields), own.get(key, "")))
+    return tuple(found)
 
 
 def problems(graph: ModelProto, creators: Sequence[Creator], *, gpu: bool) -> Iterator[Issue]:

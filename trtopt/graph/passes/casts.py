@@ -17,12 +17,8 @@ IR_TYPES = {
     Precision.FP16: ir.DataType.FLOAT16,
     Precision.BF16: ir.DataType.BFLOAT16,
 }
-PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says
-    "Resize": (1, 2),
-    "Upsample": (1,),
-    "NonMaxSuppression": (0, 1, 2, 3, 4),
-    "Multinomial": (0,),
-}
+# Float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says.
+PINNED_SLOTS = {"Resize": (1, 2), "Upsample": (1,), "NonMaxSuppression": (0, 1, 2, 3, 4), "Multinomial": (0,)}
 
 
 def is_fp32(value: ir.Value | None) -> bool:

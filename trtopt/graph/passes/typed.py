@@ -55,9 +55,7 @@ _LEAST = 2.0**-25  # half of the smallest number that FP16 holds
 
 def typed_opset(base: Precision, quantized: bool) -> int:
     """The first opset whose operators can have the type: Conv and pooling BF16, Q/DQ scales of FP16; 1 where any can."""
-    if base is Precision.BF16:
-        return 22
-    return 19 if quantized and base is not Precision.FP32 else 1
+    return 22 if base is Precision.BF16 else 19 if quantized and base is not Precision.FP32 else 1
 
 
 def near_fp16_end(largest: float) -> bool:

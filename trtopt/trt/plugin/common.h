@@ -73,22 +73,10 @@ public:
     std::vector<PluginField> held = fields();
     PluginFieldCollection collection{static_cast<int32_t>(held.size()), held.data()};
 
-    AsciiChar const* getPluginName() const noexcept override
-    {
-        return kNAME;
-    }
-    AsciiChar const* getPluginVersion() const noexcept override
-    {
-        return "1";
-    }
-    AsciiChar const* getPluginNamespace() const noexcept override
-    {
-        return "";
-    }
-    PluginFieldCollection const* getFieldNames() noexcept override
-    {
-        return &collection;
-    }
+    AsciiChar const* getPluginName() const noexcept override { return kNAME; }
+    AsciiChar const* getPluginVersion() const noexcept override { return "1"; }
+    AsciiChar const* getPluginNamespace() const noexcept override { return ""; }
+    PluginFieldCollection const* getFieldNames() noexcept override { return &collection; }
 };
 
 // A tensor's type as TensorRT offers it, `types` those of all before it and its own: floats are all of one type.

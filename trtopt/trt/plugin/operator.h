@@ -30,10 +30,7 @@ struct Tensor
     }
 
     template <typename T>
-    T* as() const
-    {
-        return static_cast<T*>(data);
-    }
+    T* as() const { return static_cast<T*>(data); }
 };
 
 // A node's attributes, numbers and lists of them, as doubles, which hold each of them exactly.
@@ -51,10 +48,7 @@ struct Attributes
         return none;
     }
 
-    double number(char const* name) const
-    {
-        return list(name).empty() ? 0.0 : list(name)[0];
-    }
+    double number(char const* name) const { return list(name).empty() ? 0.0 : list(name)[0]; }
 };
 
 // One call: inputs and outputs, of one type where they are floating, and the stream that everything has to run on.
@@ -72,26 +66,11 @@ struct Sizes
     using Size = nvinfer1::IDimensionExpr const*;
     nvinfer1::IExprBuilder& builder;
 
-    Size of(int32_t size)
-    {
-        return builder.constant(size);
-    }
-    Size times(Size a, Size b)
-    {
-        return builder.operation(nvinfer1::DimensionOperation::kPROD, *a, *b);
-    }
-    Size plus(Size a, Size b)
-    {
-        return builder.operation(nvinfer1::DimensionOperation::kSUM, *a, *b);
-    }
-    Size minus(Size a, Size b)
-    {
-        return builder.operation(nvinfer1::DimensionOperation::kSUB, *a, *b);
-    }
-    Size over(Size a, Size b)
-    {
-        return builder.operation(nvinfer1::DimensionOperation::kFLOOR_DIV, *a, *b);
-    }
+    Size of(int32_t size) { return builder.constant(size); }
+    Size times(Size a, Size b) { return builder.operation(nvinfer1::DimensionOperation::kPROD, *a, *b); }
+    Size plus(Size a, Size b) { return builder.operation(nvinfer1::DimensionOperation::kSUM, *a, *b); }
+    Size minus(Size a, Size b) { return builder.operation(nvinfer1::DimensionOperation::kSUB, *a, *b); }
+    Size over(Size a, Size b) { return builder.operation(nvinfer1::DimensionOperation::kFLOOR_DIV, *a, *b); }
 };
 } // namespace trtopt
 

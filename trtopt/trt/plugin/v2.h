@@ -9,10 +9,7 @@ public:
     Attributes attributes = defaults();
     std::string space;
 
-    IPluginV2DynamicExt* clone() const noexcept override
-    {
-        return new Plugin(*this);
-    }
+    IPluginV2DynamicExt* clone() const noexcept override { return new Plugin(*this); }
     DimsExprs getOutputDimensions(
         int32_t index, DimsExprs const* inputs, int32_t, IExprBuilder& builder) noexcept override
     {
@@ -46,22 +43,10 @@ public:
     {
         return output_type(index, inputs);
     }
-    AsciiChar const* getPluginType() const noexcept override
-    {
-        return kNAME;
-    }
-    AsciiChar const* getPluginVersion() const noexcept override
-    {
-        return "1";
-    }
-    int32_t getNbOutputs() const noexcept override
-    {
-        return kOUTPUTS;
-    }
-    int32_t initialize() noexcept override
-    {
-        return 0;
-    }
+    AsciiChar const* getPluginType() const noexcept override { return kNAME; }
+    AsciiChar const* getPluginVersion() const noexcept override { return "1"; }
+    int32_t getNbOutputs() const noexcept override { return kOUTPUTS; }
+    int32_t initialize() noexcept override { return 0; }
     void terminate() noexcept override {}
     size_t getSerializationSize() const noexcept override
     {
@@ -81,18 +66,9 @@ public:
             place += (1 + values.size()) * sizeof length;
         }
     }
-    void destroy() noexcept override
-    {
-        delete this;
-    }
-    void setPluginNamespace(AsciiChar const* name) noexcept override
-    {
-        space = name;
-    }
-    AsciiChar const* getPluginNamespace() const noexcept override
-    {
-        return space.c_str();
-    }
+    void destroy() noexcept override { delete this; }
+    void setPluginNamespace(AsciiChar const* name) noexcept override { space = name; }
+    AsciiChar const* getPluginNamespace() const noexcept override { return space.c_str(); }
 };
 
 class Creator : public Listed<IPluginCreator>

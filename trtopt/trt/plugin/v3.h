@@ -24,22 +24,10 @@ public:
         made->attributes = attributes;
         return made;
     }
-    AsciiChar const* getPluginName() const noexcept override
-    {
-        return kNAME;
-    }
-    AsciiChar const* getPluginVersion() const noexcept override
-    {
-        return "1";
-    }
-    AsciiChar const* getPluginNamespace() const noexcept override
-    {
-        return "";
-    }
-    int32_t getNbOutputs() const noexcept override
-    {
-        return kOUTPUTS;
-    }
+    AsciiChar const* getPluginName() const noexcept override { return kNAME; }
+    AsciiChar const* getPluginVersion() const noexcept override { return "1"; }
+    AsciiChar const* getPluginNamespace() const noexcept override { return ""; }
+    int32_t getNbOutputs() const noexcept override { return kOUTPUTS; }
     int32_t configurePlugin(
         DynamicPluginTensorDesc const*, int32_t, DynamicPluginTensorDesc const*, int32_t) noexcept override
     {
@@ -73,10 +61,7 @@ public:
     {
         return 0;
     }
-    IPluginV3* attachToContext(IPluginResourceContext*) noexcept override
-    {
-        return clone();
-    }
+    IPluginV3* attachToContext(IPluginResourceContext*) noexcept override { return clone(); }
     int32_t enqueue(PluginTensorDesc const* in, PluginTensorDesc const* out, void const* const* inputs,
         void* const* outputs, void*, cudaStream_t stream) noexcept override
     {
