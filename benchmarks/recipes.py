@@ -221,7 +221,7 @@ def main() -> None:
                 row = measured(given.folder, name, precision, options)
                 kept = {key(item): item for item in [*read(ROWS), row]}
                 rows = sorted(kept.values(), key=key)
-                lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+                lines = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows)
                 ROWS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
                 print(_line(row))
         return

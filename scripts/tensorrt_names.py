@@ -5,6 +5,7 @@ python scripts/tensorrt_names.py tensorrt tests/trt/api/12.0.0.json
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
@@ -38,11 +39,12 @@ def names_of(module: Any) -> dict[str, Any]:
 
 def written(names: dict[str, Any]) -> str:
     """Return the JSON, a class a line, so that two versions can be compared."""
-    parts = [f' "version": {json.dumps(names["version"])}']
+    text = functools.partial(json.dumps, separators=(",", ":"))
+    parts = [f'"version":{text(names["version"])}']
     for kind in ("enums", "classes"):
-        lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in names[kind].items())
-        parts.append(f' "{kind}": {{\n' + ",\n".join(lines) + "\n }")
-    parts.append(f' "functions": {json.dumps(names["functions"])}')
+        lines = (f"{text(name)}:{text(value)}" for name, value in names[kind].items())
+        parts.append(f'"{kind}":{{\n' + ",\n".join(lines) + "\n}")
+    parts.append(f'"functions":{text(names["functions"])}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
