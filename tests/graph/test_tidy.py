@@ -130,6 +130,8 @@ def test_pairs_become_one(first: Any, second: Any, merged: bool, between: str) -
         ("a = Mul (x, rows) b = Mul (t, s)", 2),
         ("a = Mul (x, s) b = Mul (t, z) also = Relu (b)", 2),
         ("a = Mul (x, s) b = Mul (a, z)", 2),
+        ("a = Mul (x, tiny) b = Mul (t, z)", 2),  # FP16 holds the product in few digits
+        ("a = Mul (x, s) b = Mul (t, two)", 2),
     ],
 )
 def test_the_factors_of_a_products_operands_become_one(text: str, factors: int) -> None:
@@ -140,6 +142,8 @@ def test_the_factors_of_a_products_operands_become_one(text: str, factors: int) 
         z=np.full(1, 0.3, np.float32),
         wide=np.full((1, 1, 1), 0.3, np.float32),
         rows=np.full((4, 1), 0.3, np.float32),
+        tiny=np.float32(1e-4),
+        two=np.float32(2),
     )
     assert left(net).count("Mul") == factors
 

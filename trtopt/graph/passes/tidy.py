@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 import string
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from trtopt.graph.op_types import RESHAPING
 from trtopt.graph.passes.result import set_input
@@ -21,6 +19,7 @@ from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, re
 _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
 _HALVES, _INTEGERS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), (ir.DataType.INT32, ir.DataType.INT64)
 _SHORT = 64  # numbers of a shape
+_LEAST_FACTOR = 2.0**-10
 _DEPTH = 8  # nodes between a shape and its reader
 _Number = int | str | tuple[ir.Value, int] | None  # of a shape: itself, by its name, a value's along an axis, unknown
 
@@ -58,22 +57,29 @@ def _spell(node: ir.Node) -> None:
 
 
 def _scale_once(node: ir.Node, editor: Editor) -> None:
-    """Give a product's left operand the constant factors of both: exporters scale attention's query and key, a kernel each."""
+    """Give a product's left operand the constant factors of both: exporters scale attention's query and key, a kernel each.
+
+    Only where none makes values larger, and both together are far from FP16's least number.
+    """
     left, right = map(_scaled, node.inputs)
-    if left is not None and right is not None and left[0] is not right[0]:
-        (scaling, slot, factor), (other, place, more) = left, right
-        scaling.replace_input_with(slot, editor.constant(f"{scaling.outputs[0].name}/factor", factor * more))
+    if left is None or right is None or left[0] is right[0]:
+        return
+    (scaling, slot, factor), (other, place, more) = left, right
+    if max(abs(factor), abs(more)) <= 1 and abs(factor * more) >= _LEAST_FACTOR:
+        number = editor.constant(f"{scaling.outputs[0].name}/factor", factor * more, np.float32)
+        scaling.replace_input_with(slot, number)
         node.replace_input_with(1, other.inputs[1 - place])
 
 
-def _scaled(value: ir.Value | None) -> tuple[ir.Node, int, NDArray[Any]] | None:
+def _scaled(value: ir.Value | None) -> tuple[ir.Node, int, float] | None:
     """Return the Mul that gives one reader an FP32 tensor times one number, the number's slot and the number; else None."""
     node = value.producer() if value is not None and value.dtype == ir.DataType.FLOAT and read_once(value) else None
     if node is None or node.op_type != "Mul" or node.domain:
         return None
     slot = int(constant(node.inputs[0]) is None)
     number, form = constant(node.inputs[slot]), sizes(node.inputs[1 - slot])
-    return (node, slot, number) if number is not None and number.size == 1 and number.ndim <= len(form or ()) else None
+    known = number is not None and number.size == 1 and number.ndim <= len(form or ())
+    return (node, slot, number.item()) if number is not None and known else None
 
 
 def _given(node: ir.Node, editor: Editor) -> ir.Value | None:
