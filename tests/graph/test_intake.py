@@ -623,3 +623,71 @@ def test_large_weights_are_not_read_before_they_are_needed(tmp_path: Path, opset
     assert lazy.exact and [item.name for item in lazy.proto.graph.initializer if is_lazy(item)] == ["v"]
     taken = take_in(load_model(tmp_path / "m.onnx").proto)
     np.testing.assert_allclose(run(taken.proto, x), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "zero", "drop"),
+    [
+        (np.int16, 0, False),
+        (np.uint16, 32768, False),
+        (np.uint16, 0, False),
+        (np.int8, 3, True),
+        (np.uint8, 131, True),
+        (np.uint8, 0, True),
+    ],
+)
+def test_what_codes_bounded_stays_bounded_where_they_go(kind: Any, zero: int, drop: bool) -> None:
+    """Makers leave Relu and Clip to the codes."""
+    scale = np.float32(0.5 / (np.iinfo(kind).max - np.iinfo(kind).min))
+    net = made([q("x", "c"), dq("c", "y")], 21, 3 * X, xs=scale, xz=kind(zero))
+    taken = take_in(net, drop=drop)
+    assert not taken.refused and "QuantizeLinear" not in ops(taken)
+    assert np.abs(run(taken.proto, 3 * X) - run(net, 3 * X)).max() <= scale
+
+
+@pytest.mark.parametrize(("kind", "wider"), [(np.uint8, 255 / 127), (np.uint16, 1), (np.int16, 1)])
+def test_scales_by_channel_bound_as_well(kind: Any, wider: float) -> None:
+    scales = np.array([0.01, 0.02, 0.03, 0.04], np.float32) / (1 if kind is np.uint8 else 300)
+    net = made([q("x", "c", axis=1), dq("c", "y", axis=1)], 21, 3 * X, xs=scales, xz=np.zeros(4, kind))
+    taken = take_in(net)
+    apart = np.abs(run(taken.proto, 3 * X) - run(net, 3 * X)).max(axis=(0, 2, 3))
+    assert not taken.refused and (apart <= scales * (wider + 1) / 2 + 1e-6).all()
+
+
+@pytest.mark.parametrize("factor", [np.float32(1e-5), np.linspace(1e-5, 2e-5, 5, dtype=np.float32)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sums_of_codes_stay_in_fp16s_range(factor: Any, dynamic: bool) -> None:
+    """The factor behind them is their weight's scale."""
+    x, codes = 100 * values(3, 2048), CODES.integers(90, 127, (2048, 5), np.int8)
+    first = node("DynamicQuantizeLinear", "x", "c xs xz") if dynamic else q("x", "c")
+    nodes = [first, node("MatMulInteger", "c w xz", "p"), node("Cast", "p", "f", to=FLOAT)]
+    nodes += [node("Mul", "xs k", "both"), node("Mul", "f both", "y")] if dynamic else [node("Mul", "k f", "y")]
+    held = {} if dynamic else {"xs": np.float32(3), "xz": np.uint8(128)}
+    net = made(nodes, 17, x, w=codes, k=factor, **held)
+    taken = take_in(net)
+    wanted, found = run(net, x), run(taken.proto, x)
+    assert not taken.refused and np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+    (product,) = [item.output[0] for item in taken.proto.graph.node if item.op_type == "MatMul"]
+    taken.proto.graph.output.append(helper.make_tensor_value_info(product, FLOAT, None))
+    sums = OnnxSession(taken.proto, threads=1, optimize=False)({"x": x})[product]
+    assert np.abs(sums).max() < 65504 / 100
+
+
+@pytest.mark.parametrize(
+    ("nodes", "held", "said"),
+    [
+        (
+            [node("DynamicQuantizeLinear", "x", "c s z"), node("MatMulInteger", "c w z", "p"), node("Cast", "p", "f", to=FLOAT),
+             node("Mul", "f s", "m"), node("Mul", "x s", "n"), node("Add", "m n", "y")],
+            {"w": CODES.integers(-9, 9, (6, 6), np.int8)},
+            "its scale, which each input has its own of, multiplies more than sums",
+        ),
+        (
+            [q("x", "c"), node("MatMulInteger", "c w xz wz", "p"), node("Cast", "p", "y", to=FLOAT)],
+            {**UNSIGNED, "w": CODES.integers(-9, 9, (4, 6, 6), np.int8), "wz": np.zeros((4, 1, 6), np.int8)},
+            "its zero points are of more than one axis",
+        ),
+    ],
+)  # fmt: skip
+def test_what_has_no_fixed_scale_is_refused(nodes: list[onnx.NodeProto], held: dict[str, Any], said: str) -> None:
+    assert said in take_in(made(nodes, **held)).refused

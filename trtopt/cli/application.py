@@ -43,7 +43,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         items: list[Any] = [item for item in self.get_params(ctx) if item.param_type_name == "option"]
         flags = {flag: item for item in items for flag in (*item.opts, *item.secondary_opts)}
-        for text, behind in zip(args, [*args[1:], None]):
+        for text, behind in zip(args, [*args[1:], None]) if {"-h", "--help"}.isdisjoint(args) else ():
             if text in flags and not flags[text].is_flag and behind in (None, *flags):
                 value, other = flags[text].metavar or flags[text].name.upper(), f", not {behind}" if behind else ""
                 raise UsageError(f"{text} requires an argument{other}: type {text} {value}")

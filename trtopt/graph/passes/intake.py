@@ -191,10 +191,14 @@ class _Pairs:
         """Bound what is quantized as its codes do, in floats where it is `left`: many a maker leaves Relu and Clip to
         them. Also return the least and largest code, less the zero point."""
         low, high = int(held.limits[0] - held.zero.max()), int(held.limits[1] - held.zero.min())
-        if held.zero.size > 1:
-            return value, low, high
+        bare = (
+            left and not held.native
+        )  # no codes bound any more; of symmetric ones only what they cut off, which is little
+        if held.scale.size > 1:
+            return self._bounded_each(line, value, held, bare), low, high
         lows, highs = _ends(value, own, held.scale.item())
-        free = all(end < low for end in lows) and low > -128, all(end > high for end in highs) and high != 127
+        free = all(end < low for end in lows), all(end > high for end in highs)
+        free = free[0] and (bare or low > -128), free[1] and (bare or high != 127)
         low, high = max([low, *lows]), min([high, *highs])
         factor = _widening(low, high)
         needed = free[0] and (left or low / factor > -127.5), free[1] and (left or high / factor < 126.5)
@@ -205,6 +209,14 @@ class _Pairs:
         ends = (np.asarray(end * held.scale.item(), held.scale.dtype) for end in (low, high))
         bounds = [self.editor.constant(f"{value.name}_end", end) if cut else None for end, cut in zip(ends, needed)]
         return line("Clip", value, *bounds) if any(needed) else value, low, high
+
+    def _bounded_each(self, line: Line, value: ir.Value, held: _Held, bare: bool) -> ir.Value:
+        """The same with a scale for each channel, and no zero points."""
+        steps = _spread(held.scale, [size or 1 for size in sizes(value) or ()], held.axis)
+        for op, end in zip(("Max", "Min"), held.limits):
+            if bare or (op, end) == ("Max", 0):
+                value = line(op, value, self.editor.constant(f"{value.name}_end", steps * end, held.scale.dtype))
+        return value
 
     def _give(self, node: ir.Node, held: _Held, own: list[ir.Node]) -> bool:
         """Compute codes that are outputs, or that something else reads, in floats; a pair has its own."""
@@ -268,7 +280,9 @@ class _Pairs:
         value = line("Sub", value, self.editor.constant(f"{node.name}_zero", zero, counted))
         value = value if counted == dtype else line("Cast", value, to=int(ir.DataType.from_numpy(dtype)))
         value = line("Mul", value, self.editor.constant(f"{node.name}_scale", scale, dtype))
-        paired = counted == dtype and held.scale.size == 1  # else TensorRT has no such codes of activations
+        paired = (
+            counted == dtype and held.scale.size == held.zero.size == 1
+        )  # else TensorRT has no such codes of activations
         if paired:  # with a zero point: without one codes are uint8
             pair = node.inputs[1], self.editor.constant(f"{node.name}_zero_point", held.zero, held.dtype.numpy())
             value = line("DequantizeLinear", line("QuantizeLinear", value, *pair), *pair)

@@ -19,7 +19,7 @@ from onnx_ir.passes import common
 
 from trtopt.graph.op_types import QDQ, SELECTING
 from trtopt.graph.passes.result import Line, Refused, set_input
-from trtopt.graph.view import Editor, attribute, constant, is_constant, operand, sizes
+from trtopt.graph.view import Editor, attribute, constant, is_constant, operand, read_once, sizes
 
 INTEGER = ("DynamicQuantize", "QLinear", "QOrdered", "ConvInteger", "MatMulInteger", "MatMulNBits", "MatMulBnb4", "QAttention",
           "QGemm", "QMoE", "QEmbedLayerNormalization", "GatherBlockQuantized", "TRT_FP8")  # fmt: skip
@@ -104,6 +104,8 @@ class Integers:
         elif op == "DynamicQuantizeLinear":
             if any(value.is_graph_output() for value in node.outputs):
                 raise Refused("its codes, or their scale, are an output of the model")
+            if not _only_scales(node.outputs[1]):
+                raise Refused("its scale, which each input has its own of, multiplies more than sums of its codes")
             self._origins[node.outputs[0]], self.dynamic = node.inputs[0], True
             self.written[op] += 1
             ir.convenience.replace_all_uses_with(node.outputs[1], self._constant(node, np.float32(1)))
@@ -165,7 +167,9 @@ class Integers:
         if attributes.pop("channels_last", 0):
             raise Refused("its channels are on the last axis, as ONNX Runtime's optimizer lays them out")
         values = [operand(node, slot) for slot in form.others]
-        values += [self._read(line, node, place, three) for place, three in enumerate(slots, len(values))]
+        factor = self._factor(node) if node.op_type in ("ConvInteger", "MatMulInteger") else None
+        for place, three in enumerate(slots, len(values)):
+            values.append(self._read(line, node, place, three, factor if place else None))
         bias = operand(node, form.bias) if form.bias >= 0 else None
         if bias is not None and form.result:
             content, *scales = (constant(operand(node, at)) for at in (form.bias, *(scale for _, scale, _ in slots)))
@@ -193,15 +197,39 @@ class Integers:
         self.dynamic |= node.op_type == "DynamicQuantizeMatMul"
         return result
 
-    def _read(self, line: Line, node: ir.Node, place: int, slots: Sequence[int]) -> ir.Value | None:
-        """Return what the codes of an operand stand for."""
+    def _factor(self, node: ir.Node) -> NDArray[Any] | None:
+        """Take the constant that sums of codes are multiplied by, one or one a channel, out of the Mul behind their Cast: sums
+        themselves pass FP16's range. None: it isn't there, or something else reads them."""
+        value, channels = (
+            node.outputs[0],
+            (sizes(operand(node, 1)) or (None,))[0 if node.op_type == "ConvInteger" else -1],
+        )
+        for op in ("Cast", "Mul"):
+            if not read_once(value) or (reader := value.uses()[0].node).op_type != op:
+                return None
+            place, value = value.uses()[0].idx, reader.outputs[0]
+        number = _number(reader.inputs[1 - place])
+        if number is None or number.size not in (1, channels) or not (number > 0).all():
+            return None
+        reader.replace_input_with(1 - place, self._constant(node, np.ones_like(number)))
+        return number.reshape(-1) if number.size > 1 else number.reshape(())
+
+    def _read(
+        self, line: Line, node: ir.Node, place: int, slots: Sequence[int], factor: NDArray[Any] | None = None
+    ) -> ir.Value | None:
+        """Return what the codes of an operand stand for, times a factor."""
         codes, scale, zero = (operand(node, slot) if slot >= 0 else None for slot in slots)
         if codes in self._origins:
-            return self._origins[codes]
-        scale = scale or self._constant(node, np.float32(1))
+            origin = self._origins[codes]
+            return origin if factor is None else line("Mul", origin, self._constant(node, factor))
+        scale = scale or self._constant(node, np.float32(1) if factor is None else factor)
         turned = node.op_type in ("QLinearConv", "ConvInteger") or attribute(node, "transB", 0)
         axis = 0 if turned else max(len(sizes(codes) or ()) - 2 + place, 0)
+        if zero is not None and factor is not None and factor.size > 1 and (held := constant(zero)) is not None:
+            zero = self._constant(node, np.broadcast_to(held, factor.shape))
         each = any(sizes(item) not in (None, (), (1,)) for item in (scale, zero))
+        if len(sizes(zero) or ()) > 1:
+            raise Refused("its zero points are of more than one axis")
         return line("DequantizeLinear", codes, scale, zero, **({"axis": axis} if each else {}))
 
     def _blocks(self, line: Line, node: ir.Node) -> ir.Value:
@@ -229,6 +257,34 @@ class Integers:
             result, self.dynamic = line("MatMul", node.inputs[0], self._constant(node, weight, scale.dtype)), True
         next(made for made in line.nodes if made.op_type == "MatMul").name = node.name
         return result if operand(node, 5) is None else line("Add", result, operand(node, 5))
+
+
+def _number(value: ir.Value | None) -> NDArray[Any] | None:
+    """Return a constant, or a product of constants."""
+    maker = None if value is None else value.producer()
+    if (held := constant(value)) is not None or maker is None or maker.op_type != "Mul":
+        return held
+    one, other = map(_number, maker.inputs)
+    return None if one is None or other is None else one * other
+
+
+def _only_scales(value: ir.Value) -> bool:
+    """Tell if a scale multiplies sums of codes alone, by itself or with other scales."""
+    return not value.is_graph_output() and all(_scales(node, slot) for node, slot in value.uses())
+
+
+def _scales(node: ir.Node, slot: int) -> bool:
+    if node.op_type in ("Identity", *_MOVING):
+        return _only_scales(node.outputs[0])
+    if node.op_type != "Mul":
+        return bool(node.op_type.startswith(("DequantizeLinear", *INTEGER)))
+    other = node.inputs[1 - slot]
+    maker = None if other is None else other.producer()
+    while maker is not None and maker.op_type in ("Cast", *_MOVING) and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    if is_constant(other) or (maker is not None and maker.op_type == "DynamicQuantizeLinear"):
+        return _only_scales(node.outputs[0])
+    return maker is not None and bool(maker.op_type.endswith("Integer"))
 
 
 def _unpacked(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
