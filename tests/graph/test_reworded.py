@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from graphs import values, written
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from trtopt.graph.guard import invalid
 from trtopt.graph.passes.reworded import reword
@@ -47,3 +47,14 @@ def test_what_stands_behind_codes_is_reworded_and_gives_the_same(text: str, left
     assert operators == left and list(result.changes) == ["a"] * ("a" in result.changes)
     assert np.array_equal(OnnxRunner(made, optimize=False)(X)["y"], wanted["y"])
     assert "a" in {item.name for item in made.graph.node}
+
+
+def test_bodies_that_read_codes_of_outside_are_reworded() -> None:
+    net = _net(
+        "y = If (yes) <then_branch = t () => (float p) { [a] p = Abs (d) }, else_branch = e () => (float o) { o = Relu (d) }>"
+    )
+    net.graph.initializer.append(numpy_helper.from_array(np.bool_(True), "yes"))
+    wanted, result = OnnxRunner(net, optimize=False)(X), reword(to_ir(net))
+    made = to_proto(result.model)
+    assert list(result.changes) == ["a"] and not invalid(made) and "Abs" not in str(made.graph)
+    assert np.array_equal(OnnxRunner(made, optimize=False)(X)["y"], wanted["y"])

@@ -18,7 +18,7 @@ _WITH_IT = SCALE_PRESERVING | {"Abs", "Clip", "Concat", "Neg", "Relu"}  # what T
 def reword(model: ir.Model) -> PassResult:
     """Write Neg, Abs, and Clip with a least other than 0, behind DequantizeLinear, in other operators; name the nodes."""
     editor, changes, behind = Editor(model), list[str](), set[ir.Value]()
-    for node in list(model.graph):
+    for node in list(model.graph.all_nodes()):
         name, value = str(node.name), node.inputs[0] if node.inputs else None
         if value in behind and _reword(node, value, editor):
             changes.append(name)
@@ -29,7 +29,7 @@ def reword(model: ir.Model) -> PassResult:
 
 
 def _reword(node: ir.Node, value: ir.Value, editor: Editor) -> bool:
-    if node.op_type not in ("Abs", "Clip", "Neg"):
+    if node.op_type not in ("Abs", "Clip", "Neg") or value.dtype is None:
         return False
     if node.op_type == "Clip":
         least, most = operand(node, 1), operand(node, 2)
