@@ -222,14 +222,15 @@ class Integers:
         if codes in self._origins:
             origin = self._origins[codes]
             return origin if factor is None else line("Mul", origin, self._constant(node, factor))
-        scale = scale or self._constant(node, np.float32(1) if factor is None else factor)
+        one, (count, *more) = np.float32(1) if factor is None else factor, (sizes(zero) or (1,))
+        if more:
+            raise Refused("its zero points are of more than one axis")
+        scale = scale or self._constant(node, one if count in (None, 1) else np.broadcast_to(one, count))
         turned = node.op_type in ("QLinearConv", "ConvInteger") or attribute(node, "transB", 0)
         axis = 0 if turned else max(len(sizes(codes) or ()) - 2 + place, 0)
         if zero is not None and factor is not None and factor.size > 1 and (held := constant(zero)) is not None:
             zero = self._constant(node, np.broadcast_to(held, factor.shape))
         each = any(sizes(item) not in (None, (), (1,)) for item in (scale, zero))
-        if len(sizes(zero) or ()) > 1:
-            raise Refused("its zero points are of more than one axis")
         return line("DequantizeLinear", codes, scale, zero, **({"axis": axis} if each else {}))
 
     def _blocks(self, line: Line, node: ir.Node) -> ir.Value:
