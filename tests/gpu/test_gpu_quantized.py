@@ -21,7 +21,7 @@ from trtopt.runtime.session import Session
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime runs the graph: pip install 'trtopt[ort]'")
 SHAPES = "x:1x16x8x8,4x16x8x8,8x16x8x8"
-NUMBERS = {"s": 0.03, "m1": -1, "p1": 1, "zero": 0, "six": 6}
+NUMBERS = {name: np.float32(number) for name, number in {"s": 0.03, "m1": -1, "p1": 1, "zero": 0, "six": 6}.items()}
 
 
 def _db(net: ModelProto, x: NDArray[Any], folder: Path, **options: Any) -> float:
@@ -54,7 +54,7 @@ def test_behind_codes_an_operator_gives_what_its_graph_does(generation: Any, tmp
         f"""(float[n,16,8,8] x) => (float[n,16,8,8] y) {{
         c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z) y = {text} }}""",
         z=np.int8(0),
-        **{name: np.float32(number) for name, number in NUMBERS.items()},
+        **NUMBERS,
     )
     found = _db(net, values(4, 16, 8, 8, scale=1.5), tmp_path, tf32=False)
     rows.append((f"behind Q/DQ: {text}", f"{found:.1f} dB to the graph", ""))
@@ -81,7 +81,7 @@ def test_two_quantized_convolutions_around_an_activation_build(generation: Any, 
         w=values(32, 16, 3, 3, scale=0.1),
         v=values(32, 32, 3, 3, seed=1, scale=0.1),
         b=values(32, seed=2, scale=0.1),
-        **{name: np.float32(number) for name, number in NUMBERS.items()},
+        **NUMBERS,
     )
     np.savez(tmp_path / "data.npz", x=values(32, 16, 8, 8, scale=1.5))
     found = _db(net, values(4, 16, 8, 8, seed=3, scale=1.5), tmp_path, int8=True, data=tmp_path / "data.npz")

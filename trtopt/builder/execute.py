@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from trtopt.builder.lowering import NO_INT4, Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
@@ -43,8 +44,8 @@ from trtopt.graph.op_types import ELEMENTWISE
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.passes.reworded import starts_at_zero
 from trtopt.graph.passes.typed import overflowing, typed_already
-from trtopt.graph.proto import Links, to_array
 from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
@@ -285,9 +286,8 @@ def _suspects(error: BackendError | UnsupportedOperator, graph: onnx.ModelProto)
     """Name the nodes that TensorRT may not run quantized, by what it said."""
     said = str(error)
     if "expectedDataType" in said:  # 10.6, of convolutions that read another activation than a Relu or a Clip from 0 on
-        links = Links(graph.graph)
-        makers = {node.name: links.makers.get(node.input[0]) for node in graph.graph.node if node.op_type == "Conv"}
-        return {name for name, maker in makers.items() if maker is not None and _is_other(maker, links)}
+        convolutions = (node for node in to_ir(graph).graph if node.op_type == "Conv")
+        return {str(node.name) for node in convolutions if _is_other(node.inputs[0].producer())}
     if not isinstance(error, UnsupportedOperator):
         return set()
     if REGION in said:  # 8.6 doesn't say what of it fails; its products are what was quantized
@@ -295,11 +295,10 @@ def _suspects(error: BackendError | UnsupportedOperator, graph: onnx.ModelProto)
     return {*re.split(r"[\s+]+", said)}
 
 
-def _is_other(node: onnx.NodeProto, links: Links) -> bool:
-    if node.op_type != "Clip":
-        return node.op_type in ELEMENTWISE - {"Relu", "Add"}
-    least = links.constants.get(node.input[1]) if len(node.input) > 1 else None
-    return least is None or bool(to_array(least).any())
+def _is_other(maker: ir.Node | None) -> bool:
+    if maker is not None and maker.op_type == "Clip":
+        return not starts_at_zero(maker)
+    return maker is not None and maker.op_type in ELEMENTWISE - {"Relu", "Add"}
 
 
 def _judged(plan: BuildPlan, pruned: Pruned, graph: onnx.ModelProto) -> str:

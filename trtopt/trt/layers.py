@@ -102,10 +102,9 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
             if kind != "other" and not any(tensor["Datatype"] for tensor in tensors):  # not integers: no type at all
                 unread.append(line)
             continue
-        if layer.precision is Precision.FP32 and _casts_first(layer.nodes, ops or {}):
+        if entry is not None and layer.precision is Precision.FP32 and _casts_first(layer.nodes, ops or {}):
             # Networks are strongly typed: it computes in what it casts to; caches of attention are handed on in FP32.
-            tensors = (*(entry or {}).get("Outputs", ()), *(entry or {}).get("Inputs", ()))
-            floating = (_precision([tensor], quantized=False) for tensor in tensors)
+            floating = (_precision([tensor], quantized=False) for tensor in (*entry["Outputs"], *entry["Inputs"]))
             reduced = (kind for kind in floating if kind not in (None, Precision.FP32))
             layer = replace(layer, precision=next(reduced, None) or Precision.FP32)
         layers.append(layer)

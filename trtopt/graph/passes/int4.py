@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trtopt.core.values import Kept, Precision
 from trtopt.graph.passes.casts import IR_TYPES
 from trtopt.graph.passes.quantize import FORMATS, quantize_weight, round_scale, weight_scales
-from trtopt.graph.passes.result import Line, PassResult, write_out
+from trtopt.graph.passes.result import Line, PassResult, chain
 from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, operand
 
@@ -118,26 +118,32 @@ def int4_weights(
             made[key] = _dequantized(editor, weight, found)
         node.replace_input_with(1, made[key])
         if node.op_type == "Gemm":
-            _in_parts(node, editor)
+            _as_matmul(node, editor)
         changes.append(name)
     drop_unread(model.graph)
     return PassResult(model, changes, tuple(kept))
 
 
-def _in_parts(node: ir.Node, editor: Editor) -> None:
+def _as_matmul(node: ir.Node, editor: Editor) -> None:
     """Write a Gemm as MatMul and Add: of one with INT4 weights TensorRT 10.6 ends the process ("LLVM ERROR: out of memory")."""
     value, weight, bias = node.inputs[0], node.inputs[1], operand(node, 2)
-    dtype, line = weight.dtype.numpy(), Line(editor, node)
-    alpha, beta = (editor.constant(f"{node.name}/{key}", attribute(node, key, 1.0), dtype) for key in ("alpha", "beta"))
+    line, steps = Line(editor, node), [("MatMul", weight)]
+
+    def factor(key: str) -> ir.Value | None:
+        number = attribute(node, key, 1.0)
+        return None if number == 1 else editor.constant(f"{node.name}/{key}", number, weight.dtype.numpy())
+
     if attribute(node, "transA", 0):
         value = line("Transpose", value, perm=[1, 0])
-    if attribute(node, "beta", 1.0) != 1 and bias is not None:
-        bias = line("Mul", bias, beta)
+    if (alpha := factor("alpha")) is not None:
+        steps.append(("Mul", alpha))
+    if bias is not None:
+        beta = factor("beta")
+        steps.append(("Add", bias if beta is None else line("Mul", bias, beta)))
     for made in line.nodes:
         made.outputs[0].dtype = weight.dtype
     node.graph.insert_before(node, line.nodes)
-    scaled = [("Mul", alpha)] * (attribute(node, "alpha", 1.0) != 1)
-    write_out(node, editor, value, ("MatMul", weight), *scaled, *([("Add", bias)] * (bias is not None)))
+    chain(node, editor, value, *steps)
 
 
 def _dequantized(editor: Editor, weight: ir.Value, coded: Coded) -> ir.Value:

@@ -191,9 +191,8 @@ class _Pairs:
         """Bound what is quantized as its codes do, in floats where it is `left`: many a maker leaves Relu and Clip to
         them. Also return the least and largest code, less the zero point."""
         low, high = int(held.limits[0] - held.zero.max()), int(held.limits[1] - held.zero.min())
-        bare = (
-            left and not held.native
-        )  # no codes bound any more; of symmetric ones only what they cut off, which is little
+        # No codes bound any more; of symmetric ones only what they cut off, which is little.
+        bare = left and not held.native
         if held.scale.size > 1:
             return self._bounded_each(line, value, held, bare), low, high
         lows, highs = _ends(value, own, held.scale.item())
@@ -280,9 +279,8 @@ class _Pairs:
         value = line("Sub", value, self.editor.constant(f"{node.name}_zero", zero, counted))
         value = value if counted == dtype else line("Cast", value, to=int(ir.DataType.from_numpy(dtype)))
         value = line("Mul", value, self.editor.constant(f"{node.name}_scale", scale, dtype))
-        paired = (
-            counted == dtype and held.scale.size == held.zero.size == 1
-        )  # else TensorRT has no such codes of activations
+        # Else TensorRT has no such codes of activations.
+        paired = counted == dtype and held.scale.size == held.zero.size == 1
         if paired:  # with a zero point: without one codes are uint8
             pair = node.inputs[1], self.editor.constant(f"{node.name}_zero_point", held.zero, held.dtype.numpy())
             value = line("DequantizeLinear", line("QuantizeLinear", value, *pair), *pair)

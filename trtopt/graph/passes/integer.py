@@ -167,7 +167,7 @@ class Integers:
         if attributes.pop("channels_last", 0):
             raise Refused("its channels are on the last axis, as ONNX Runtime's optimizer lays them out")
         values = [operand(node, slot) for slot in form.others]
-        factor = self._factor(node) if node.op_type in ("ConvInteger", "MatMulInteger") else None
+        factor = self._factor(node) if node.op_type.endswith("Integer") else None
         for place, three in enumerate(slots, len(values)):
             values.append(self._read(line, node, place, three, factor if place else None))
         bias = operand(node, form.bias) if form.bias >= 0 else None

@@ -55,10 +55,10 @@ def set_input(node: ir.Node, slot: int, value: ir.Value) -> None:
     node.replace_input_with(slot, value)
 
 
-def write_out(node: ir.Node, editor: Editor, value: ir.Value, *steps: tuple[str, ir.Value]) -> ir.Node:
-    """Make a node the last of some of two operands, each of which takes what the one before gives; the first takes `value`.
+def chain(node: ir.Node, editor: Editor, value: ir.Value, *steps: tuple[str, ir.Value]) -> None:
+    """Make a node the last of operators of two operands, each of which takes what the one before gives.
 
-    Returns the first one, which has the node's name.
+    The first takes `value`, and has the node's name.
     """
     line = Line(editor, node)
     for op, other in steps[:-1]:
@@ -69,10 +69,9 @@ def write_out(node: ir.Node, editor: Editor, value: ir.Value, *steps: tuple[str,
     node.op_type, other = steps[-1]
     node.resize_inputs(2)
     for slot, item in enumerate((value, other)):
-        set_input(node, slot, item)
-    first = [*line.nodes, node][0]
-    first.name, node.name = node.name, first.name
-    return first
+        node.replace_input_with(slot, item)
+    if line.nodes:
+        line.nodes[0].name, node.name = node.name, line.nodes[0].name
 
 
 def rewrite_nodes(model: ir.Model, rule: Callable[[ir.Node, Editor], bool], failure: str, instead: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from trtopt.graph.op_types import SCALE_PRESERVING
-from trtopt.graph.passes.result import PassResult, write_out
+from trtopt.graph.passes.result import PassResult, chain
 from trtopt.graph.view import Editor, constant, drop_unread, operand
 
 _WITH_IT = SCALE_PRESERVING | {"Abs", "Clip", "Concat", "Neg", "Relu"}  # what TensorRT may move in front of one
@@ -28,17 +28,22 @@ def reword(model: ir.Model) -> PassResult:
     return PassResult(model, changes)
 
 
+def starts_at_zero(clip: ir.Node) -> bool:
+    """Tell if a Clip is a Relu at its least."""
+    held = constant(operand(clip, 1))
+    return held is not None and not held.any()
+
+
 def _reword(node: ir.Node, value: ir.Value, editor: Editor) -> bool:
     if node.op_type not in ("Abs", "Clip", "Neg") or value.dtype is None:
         return False
     if node.op_type == "Clip":
         least, most = operand(node, 1), operand(node, 2)
-        held = constant(least)
-        if least is None or (held is not None and not held.any()):
+        if least is None or starts_at_zero(node):
             return False
         steps = [("Max", least), ("Min", most)][: 1 + (most is not None)]
     else:
         one = editor.constant(f"{node.outputs[0].name}/minus_one", -1, value.dtype.numpy())
         steps = [("Mul", one), ("Max", value)][: 1 + (node.op_type == "Abs")]
-    write_out(node, editor, value, *steps)
+    chain(node, editor, value, *steps)
     return True
