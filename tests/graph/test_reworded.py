@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from graphs import values, written
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, load, numpy_helper, parser
 
+from trtopt.builder.construction import build as built
 from trtopt.graph.guard import invalid
 from trtopt.graph.passes.reworded import reword
 from trtopt.graph.view import to_ir, to_proto
@@ -58,3 +61,17 @@ def test_bodies_that_read_codes_of_outside_are_reworded() -> None:
     made = to_proto(result.model)
     assert list(result.changes) == ["a"] and not invalid(made) and "Abs" not in str(made.graph)
     assert np.array_equal(OnnxRunner(made, optimize=False)(X)["y"], wanted["y"])
+
+
+@pytest.mark.parametrize(("least", "left"), [(-1.0, {"Max", "Min"}), (0.0, {"Clip"})])
+def test_bounds_that_are_attributes_are_read(tmp_path: Path, least: float, left: set[str]) -> None:
+    """As before opset 11."""
+    start = (
+        '<ir_version: 5, opset_import: ["" : 10]> g (float[2,8] x) => (float[2,8] y) <float s = {0.03}, int8 z = {0}>'
+    )
+    net = parser.parse_model(
+        f"{start} {{ c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z) y = Clip <min = {least}, max = 1.0> (d) }}"
+    )
+    built(net, tmp_path / "net.engine", save_onnx=tmp_path / "kept.onnx", target="sm89", compare=False)
+    operators = {item.op_type for item in load(tmp_path / "kept.onnx").graph.node}
+    assert operators - {"QuantizeLinear", "DequantizeLinear", "Constant"} == left

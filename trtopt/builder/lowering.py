@@ -98,7 +98,8 @@ def lower(
         folded, islands = in_fp32_types(folded)
         unsafe = {**islands, **unsafe}
     written = (FORMATS[precision].opset for precision in precisions(spec) & FORMATS.keys())
-    opset = max(1 if embedded is None else embed.OPSET, *written, 1)
+    clips = 11 if is_quantized(folded) else 1  # `reword` reads bounds that are inputs
+    opset = max(1 if embedded is None else embed.OPSET, *written, clips)
     if typed:
         opset = max(opset, typed_opset(spec.base, table is not None or is_quantized(folded)))
     model = to_ir_at(folded, opset)
