@@ -408,6 +408,24 @@ def test_what_an_arithmetic_adds_depends_on_what_stands_in_the_graph(engine: Pat
     assert certificates._noise_of(half, net()).apart == np.inf, "TensorRT 8.6 chooses the types"
 
 
+def test_what_last_bits_come_to_and_what_the_graph_itself_loses_is_asked_of_no_engine() -> None:
+    """Sines of large numbers make last bits of their input large; a graph of other values is far off without TensorRT."""
+    text = "(float[n, 8] x) => (float[n, 8] calm, float[n, 8] wild) {{ s = Mul (x, a) wild = Sin (s) calm = Mul (x, {b}) }}"
+    right, other = (written(text.format(b=b), a=np.float32(3e4), b=np.float32(2), c=np.float32(-2)) for b in "bc")
+    outputs = [TensorInfo(name, "float32", ("n", 8), 0) for name in ("calm", "wild")]
+    sample, heard = {"x": values(1, 8)}, Heard()
+    candidate = Candidate(OnnxRunner(right, optimize=False), (1,), outputs, most=110)
+    given = Samples([sample], ["0"], [candidate.alone(candidate.run, sample)])
+    request, noise = certificates.CertifyRequest(right, right, reporter=heard), certificates._Noise(110, 30, 80)
+
+    def least(graph: ModelProto) -> dict[str, float]:
+        found = certificates._least(request, candidate, load_model(graph), given, noise)
+        return {name: float(rows.min()) for name, rows in found.items()}
+
+    assert least(right) == {"calm": 80, "wild": pytest.approx(25, abs=15)} and not heard.warnings
+    assert least(other)["calm"] == 6 and "calm: the engine's own graph gives -6.0 dB" in " ".join(heard.warnings)
+
+
 def test_numbers_that_gpus_flush_are_zero() -> None:
     """As of a network that dies out: a GPU gives zeros."""
     faint = np.full((1, 4), 1e-41, np.float32)

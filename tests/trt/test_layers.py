@@ -206,3 +206,11 @@ def test_sparse_kernels_are_known_by_their_names(tactics: Sequence[str], said: s
     layers = [LayerInfo("a", "matmul", Precision.FP16, tactic=tactic) for tactic in tactics]
     other = LayerInfo("b", "other", Precision.FP16, tactic="sparse_reformat")
     assert sparse_kernels([*layers, other]) == said
+
+
+def test_a_region_stays_whose_types_8_6_does_not_tell() -> None:
+    """Where shapes are dynamic it says no type, and a region holds no weights by which it could be known."""
+    tensor = {"Name": "x", "Format/Datatype": "N/A due to dynamic shapes"}
+    region = {"Name": "{ForeignNode[a...b]}", "LayerType": "Myelin", "Inputs": [tensor], "Outputs": [tensor]}
+    (layer,) = from_inspector(json.dumps({"Layers": [region, {**region, "Name": "shape"}]}), {"a": "MatMul"}).layers
+    assert (layer.name, layer.kind, layer.precision, layer.nodes) == (region["Name"], "other", None, ())

@@ -318,7 +318,7 @@ def _coverage(engine: BuiltPlan, lowered: Lowered, work: Mapping[str, int]) -> d
         found = {name: kind for name, kind in given.items() if kind and not lowered.asked.get(name, kind).quantized}
     naming = [layer for layer in engine.layers if layer.kind in HEAVY or not nodes.keys().isdisjoint(layer.nodes)]
     for layer in sorted(naming, key=lambda layer: layer.kind not in HEAVY)[::-1]:  # the first one's wins, of those
-        found |= dict.fromkeys(layer.nodes, layer.precision)
+        found |= dict.fromkeys(layer.nodes, layer.precision) if layer.precision else {}
     known = sum(work[node] for node in found if node in work)
     if 10 * len(nodes.keys() - work.keys()) > len(nodes) or 10 * known < 9 * sum(work.values()):
         return {}

@@ -373,7 +373,7 @@ class LayerInfo:
 
     Attributes:
         kind: "convolution", "deconvolution", "matmul" or "other".
-        precision: what it computes in (its input type).
+        precision: what it computes in (its input type); None: TensorRT doesn't say, as of what 8.6 makes one layer of.
         nodes: names of the ONNX nodes it came from, where the engine says.
         reads, writes: type and format of each tensor, in TensorRT's words; empty: not known.
         tactic: name or number of the kernel that TensorRT chose; empty: not known.
@@ -381,7 +381,7 @@ class LayerInfo:
 
     name: str
     kind: str
-    precision: Precision
+    precision: Precision | None
     nodes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()

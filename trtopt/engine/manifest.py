@@ -85,7 +85,7 @@ def precision_summary(
         return counts, f"the engine's layers can't be read: {unknown}"
     parts = [weights] if weights else []
     for kind, plural in HEAVY.items():
-        each = Counter(layer.precision.upper() for layer in heavy if layer.kind == kind).most_common()
+        each = Counter(str(layer.precision).upper() for layer in heavy if layer.kind == kind).most_common()
         total = sum(count for _, count in each)
         named = [f"{count} of {total} {plural} {name}" for name, count in each[:1]]
         named += [f"{count} of {total} {name}" for name, count in each[1:]]
@@ -118,8 +118,8 @@ def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) 
 
     A node that no layer names was fused away or renamed; it counts as neither found nor lost.
     """
-    heavy = (layer for layer in layers if layer.kind in HEAVY)
-    seen = grouped((node, layer.precision) for layer in heavy for node in layer.nodes if node in asked)
+    heavy = ((layer, layer.precision) for layer in layers if layer.kind in HEAVY)
+    seen = grouped((node, runs) for layer, runs in heavy if runs for node in layer.nodes if node in asked)
     return {node: found[0] for node, found in seen.items() if asked[node] not in found}
 
 

@@ -167,11 +167,11 @@ def _layer(entry: Mapping[str, Any], ops: Mapping[str, str] | None, in_float: Co
     if isinstance(held, dict):
         held = [{"Datatype": held.get("Type")}]
     precision = _precision(given) or _precision(made) or _precision(held)
-    if precision is None:
+    if precision is None and REGION not in name:  # whose types 8.6 doesn't tell where shapes are dynamic
         return None
     nodes = _entry_nodes(entry, name, ops)
     products = [node for node in nodes if (ops or {}).get(node) in HEAVY_OPS]
-    if precision.quantized and products and all(node in in_float for node in products):
+    if precision is not None and precision.quantized and products and all(node in in_float for node in products):
         precision = _precision([*made, *held], quantized=False) or precision
     kind = _kind(str(entry.get("LayerType", "")), name, str(entry.get("ParameterType", "")), nodes, ops)
     tactic = str(entry.get("TacticName") or entry.get("TacticValue") or "")
