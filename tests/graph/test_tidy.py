@@ -148,6 +148,32 @@ def test_the_factors_of_a_products_operands_become_one(text: str, factors: int) 
     assert left(net).count("Mul") == factors
 
 
+@pytest.mark.parametrize(
+    ("mask", "stays"),
+    [
+        ("m = Where (hidden, low, zero)", False),
+        ("h = Unsqueeze (hidden, axis) w = Where (h, low, zero) e = Expand (w, form) m = Squeeze (e, axis)", False),
+        ("m = Where (hidden, none, zero)", True),  # a row may be -inf throughout
+        ("m = Where (hidden, x, zero)", True),  # of what nothing is known
+    ],
+)
+@pytest.mark.parametrize(
+    "guard", ["n = IsNaN (s) y = Where (n, zero, s)", "n = IsNaN (t) y = Where (n, zero, s)"], ids=["", "of another"]
+)
+def test_a_guard_goes_where_a_softmax_makes_no_nan(mask: str, stays: bool, guard: str) -> None:
+    """PyTorch's exporter writes it behind every Softmax of masked attention."""
+    proto = written(
+        f"""(float[n, 4, 4] x) => (float[n, 4, 4] y) {{
+        hidden = Less (x, zero) {mask} t = Add (x, m) s = Softmax <axis = 2> (t) {guard} }}""",
+        low=np.finfo(np.float32).min,
+        none=F(-np.inf),
+        zero=F(0),
+        axis=ints(0),
+        form=ints(1, 1, 4, 4),
+    )
+    assert ("IsNaN" in left(proto)) == (stays or "(t)" in guard)
+
+
 def test_casts_by_a_narrower_type_stay() -> None:
     half = node("Cast", "x", "h", to=10)
     assert left(pair(half, node("Cast", "h", "y", to=1))) == ["Cast", "Cast"]

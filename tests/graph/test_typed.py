@@ -230,6 +230,21 @@ def test_a_row_that_is_masked_whole_makes_no_nan(base: Precision, low: float) ->
     np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=2e-3)
 
 
+def test_low_scores_that_are_masked_whole_make_no_nan_and_a_bound_stays_one() -> None:
+    """FP16 ends at 65504: what a mask adds to is less than -65520 soon; a Clip's least is as low as it can be."""
+    proto = written(
+        """(float[1, 2, 4] x) => (float[1, 2, 4] y, float[1, 2, 4] z) { none = Less (x, lowest) all = Not (none)
+        mask = Where (all, low, zero) t = Add (x, mask) y = Softmax <axis = 2> (t) u = Add (x, x) z = Max (u, lowest) }""",
+        low=np.finfo(np.float32).min,
+        lowest=np.finfo(np.float32).min,
+        zero=np.float32(0),
+    )
+    x = np.full((1, 2, 4), -22000, np.float32)
+    found = OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": x})
+    np.testing.assert_allclose(found["y"], 0.25)
+    np.testing.assert_allclose(found["z"], -44000, rtol=1e-3)
+
+
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
 def test_operators_that_onnx_defines_in_fp32_only_stay_fp32(base: Precision) -> None:
     proto = written(

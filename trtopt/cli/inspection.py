@@ -50,7 +50,8 @@ def layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     from trtopt.engine.reports import formats
 
     for number, layer in enumerate(layers, 1):
-        yield f"{number} {layer['name']}: {layer['kind']}, {layer['precision'].upper() if layer['precision'] else 'precision not known'}"
+        precision = layer["precision"]
+        yield f"{number} {layer['name']}: {layer['kind']}, {precision.upper() if precision else 'precision not known'}"
         more = {"formats": formats(layer), "tactic": layer.get("tactic"), "nodes": ", ".join(layer["nodes"])}
         for what, text in more.items():
             yield from wrap(f"{what} {text}", 80, initial_indent="    ", subsequent_indent="      ") if text else ()

@@ -17,6 +17,7 @@ IR_TYPES = {
     Precision.FP16: ir.DataType.FLOAT16,
     Precision.BF16: ir.DataType.BFLOAT16,
 }
+_MASKING, _MASKED = {"Add", "Mul", "Sub", "Where"}, 40960.0  # who reads a mask's sentinel, and what it is in FP16
 # Float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says.
 PINNED_SLOTS = {"Resize": (1, 2), "Upsample": (1,), "NonMaxSuppression": (0, 1, 2, 3, 4), "Multinomial": (0,)}
 
@@ -128,7 +129,7 @@ class Typing(Editor):
         content = constant(node.outputs[0]) if held is None else held.numpy()
         content = np.zeros(1) if content is None else content  # zero is a ConstantOfShape's own
         node.attributes.clear()  # of their value alone, in one form or another
-        node.attributes["value"] = ir.AttrTensor("value", _narrowed(content, dtype))
+        node.attributes["value"] = ir.AttrTensor("value", _narrowed(content, dtype, _limit(node.outputs[0], dtype)))
 
     def _as(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """`value` in another type: a converted constant, or a cast; shared by its readers."""
@@ -138,9 +139,9 @@ class Typing(Editor):
         if key not in self.casts:
             name = f"{value.name}_{dtype.name.lower()}"
             if value.is_initializer():
-                held = value.const_value
+                held, limit = value.const_value, _limit(value, dtype)
                 # Converted when it is written: of large models not all fit into memory in both.
-                lazily = ir.LazyTensor(lambda: _narrowed(held.numpy(), dtype), dtype, held.shape)
+                lazily = ir.LazyTensor(lambda: _narrowed(held.numpy(), dtype, limit), dtype, held.shape)
                 self.casts[key] = self.initializer(name, lazily)
             else:
                 cast = self.node("Cast", [value], name, dtype, value.shape, to=int(dtype))
@@ -158,9 +159,16 @@ class Typing(Editor):
         self.graph.outputs[index] = output
 
 
-def _narrowed(content: NDArray[np.generic], target: ir.DataType) -> ir.TensorProtocol:
-    """Clip what is beyond the type: only sentinels are here; infinite, they would make NaN of 0 (FP32's own does)."""
-    largest = float(ml_dtypes.finfo(target.numpy()).max)  # type: ignore[no-untyped-call]
-    numbers = content.astype(np.float32)
-    limited = np.where(np.isfinite(numbers), np.clip(numbers, -largest, largest), numbers)
+def _limit(value: ir.Value, dtype: ir.DataType) -> float:
+    """What stands for numbers beyond a type: its largest; of a mask, which is added to scores, far enough from it that no sum
+    leaves FP16, in which a row that is masked throughout would be NaN."""
+    masks = {node.op_type for node in value.consumers()} <= _MASKING and dtype is ir.DataType.FLOAT16
+    return _MASKED if masks else float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]
+
+
+def _narrowed(content: NDArray[np.generic], target: ir.DataType, limit: float) -> ir.TensorProtocol:
+    """Limit what is beyond the type: only sentinels are here; infinite, they would make NaN of 0 (FP32's own does)."""
+    numbers, largest = content.astype(np.float32), ml_dtypes.finfo(target.numpy()).max  # type: ignore[no-untyped-call]
+    beyond = np.isfinite(numbers) & (np.abs(numbers) > float(largest))
+    limited = np.where(beyond, np.sign(numbers) * np.float32(limit), numbers)
     return ir.tensor(limited.astype(target.numpy()), dtype=target)

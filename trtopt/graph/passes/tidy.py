@@ -12,7 +12,7 @@ import string
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.op_types import RESHAPING
+from trtopt.graph.op_types import RESHAPING, SELECTING
 from trtopt.graph.passes.result import set_input
 from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, read_once, sizes
 
@@ -94,6 +94,8 @@ def _given(node: ir.Node, editor: Editor) -> ir.Value | None:
                 ends = zip(reversed(array.shape), reversed(other))
                 idle = all(size in (1, length) for size, length in ends)  # else the result is larger
                 return node.inputs[1 - slot] if idle else None
+    elif op == "Where":
+        return node.inputs[2] if _guards_nothing(node) else None
     elif op in ("Gather", "Slice") and after is not None and node.outputs[0].dtype == ir.DataType.INT64:
         known = [number for number in _numbers(node.outputs[0]) or [None] if isinstance(number, int)]
         if known and len(known) == math.prod(size or 0 for size in after):
@@ -113,6 +115,35 @@ def _given(node: ir.Node, editor: Editor) -> ir.Value | None:
     elif op == "Split":
         idle = len(node.outputs) == 1
     return node.inputs[0] if idle else None
+
+
+def _guards_nothing(node: ir.Node) -> bool:
+    """Tell whether a Where takes NaN out of a Softmax that makes none, as PyTorch's exporter writes attention: it makes some of
+    rows that are -inf throughout, and a finite mask leaves finite scores finite. TensorRT 10 fuses no attention with it."""
+    test, guarded = node.inputs[0], node.inputs[2]
+    softmax = guarded.producer() if guarded is not None else None
+    asks = test.producer() if test is not None else None
+    masked = (
+        softmax.inputs[0].producer()
+        if softmax is not None and softmax.op_type == "Softmax" and softmax.inputs[0]
+        else None
+    )
+    return (
+        asks is not None
+        and (asks.op_type, asks.inputs[0]) == ("IsNaN", guarded)
+        and masked is not None
+        and masked.op_type == "Add"
+        and any(map(_finite, masked.inputs))
+    )
+
+
+def _finite(value: ir.Value | None, depth: int = _DEPTH) -> bool:
+    """Tell whether a value is one of constants that are finite, wherever they are."""
+    held, node = constant(value), None if value is None else value.producer()
+    if held is not None or node is None or not depth:
+        return held is not None and bool(np.isfinite(held).all())
+    read = node.inputs[1:] if node.op_type == "Where" else node.inputs[:1] if node.op_type in SELECTING else ()
+    return not node.domain and bool(read) and all(_finite(item, depth - 1) for item in read)
 
 
 def _permutation(node: ir.Node) -> list[int] | None:
