@@ -117,12 +117,18 @@ def test_normalizations_and_squares_stay_fp32_with_what_follows_them() -> None:
         ("Add", 1e-8, "Div (x, guarded)", True),
         ("Add", 1e-6, "Log (guarded)", False),  # FP16 holds it
         ("Clip", 1e-10, "Relu (guarded)", False),  # zero makes nothing infinite there
+        ("Clip", 1e-12, "Div (x, wide)", True),  # as PyTorch's normalize is exported
+        ("Add", 1e-12, "Div (x, root)", True),
     ],
 )
 def test_what_keeps_values_from_zero_does_so_in_fp16_too(guard: str, least: float, reader: str, stays: bool) -> None:
-    text = f"(float[n,3,8,8] x) => (float[] y) {{ [guard] guarded = {guard} (x, least) [read] y = {reader} }}"
-    proto = written(text, least=np.float32(least))
-    assert set(_reasons(proto)) == ({"guard", "read"} if stays else set())
+    between = {"wide": "[wide] wide = Expand (guarded, form)", "root": "[root] root = Sqrt (guarded)"}
+    also = [name for name in between if name in reader]
+    text = f"[guard] guarded = {guard} (x, least) {' '.join(between[name] for name in also)} [read] y = {reader}"
+    proto = written(
+        f"(float[n,3,8,8] x) => (float[] y) {{ {text} }}", least=np.float32(least), form=np.int64([1, 3, 8, 8])
+    )
+    assert set(_reasons(proto)) == ({"guard", "read", *also} if stays else set())
     zeros = np.zeros((1, 3, 8, 8), np.float32)
     assert np.isfinite(OnnxSession(_typed(proto), threads=1)({"x": zeros})["y"]).all()
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from trtopt.core.operators import known
 from trtopt.core.values import Kept, Override, Precision, overriding
-from trtopt.graph.op_types import CONTROL_FLOW, MULTIPLYING, QDQ, RECURRENT, RESHAPING
+from trtopt.graph.op_types import CONTROL_FLOW, MULTIPLYING, QDQ, RECURRENT, RESHAPING, SELECTING
 from trtopt.graph.passes.casts import IR_TYPES, PINNED_SLOTS, Typing, is_fp32, scale_and_shift
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import STANDARD
@@ -50,6 +50,7 @@ _WITHOUT = {
 }  # fmt: skip
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _GUARDED = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}  # what zero makes infinite, and in which slot
+_STILL_ZERO = (*SELECTING, "Sqrt")  # give zeros of zeros
 _LEAST = 2.0**-25  # half of the smallest number that FP16 holds
 
 
@@ -248,10 +249,15 @@ def _guards(asked: Mapping[ir.Node, Precision | None]) -> Iterator[tuple[ir.Node
     for node in asked:
         if not (least := _lost_guard(node)):
             continue
-        readers = [use.node for use in node.outputs[0].uses() if _GUARDED.get(use.node.op_type) == use.idx]
-        for item in [node, *readers] if readers else ():
+        moved, readers = [node], list[ir.Node]()
+        for item in moved:  # which grows
+            uses = list(item.outputs[0].uses())
+            readers += [use.node for use in uses if _GUARDED.get(use.node.op_type) == use.idx]
+            after = dict.fromkeys(use.node for use in uses if use.idx == 0 and use.node.op_type in _STILL_ZERO)
+            moved += [node for node in after if node not in moved]
+        for item in [*moved, *dict.fromkeys(readers)] if readers else ():
             if asked.get(item) is None:
-                yield item, f"{least:.2g} keeps {node.outputs[0].name} from zero, and is zero in FP16"
+                yield item, f"{least:.2g} keeps values from zero, and is zero in FP16"
 
 
 def _lost_guard(node: ir.Node) -> float:
