@@ -75,3 +75,27 @@ def test_bounds_that_are_attributes_are_read(tmp_path: Path, least: float, left:
     built(net, tmp_path / "net.engine", save_onnx=tmp_path / "kept.onnx", target="sm89", compare=False)
     operators = {item.op_type for item in load(tmp_path / "kept.onnx").graph.node}
     assert operators - {"QuantizeLinear", "DequantizeLinear", "Constant"} == left
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("opset", [13, 21])
+def test_scales_along_an_axis_are_factors_of_codes_of_scale_1(axis: int, opset: int) -> None:
+    """Of activations; those of weights, which are constant, stay, and so does what has zero points."""
+    size = X["x"].shape[axis]
+    net = written(
+        f"""(float[2,8,6,6] x) => (float y, float v, float u) {{
+        [q] c = QuantizeLinear <axis = {axis}> (x, s, z) [dq] y = DequantizeLinear <axis = {axis}> (c, s, z)
+        [wq] a = QuantizeLinear <axis = {axis}> (w, s, z) [wdq] v = DequantizeLinear <axis = {axis}> (a, s, z)
+        [uq] b = QuantizeLinear <axis = {axis}> (x, s, t) [udq] u = DequantizeLinear <axis = {axis}> (b, s, t) }}""",
+        opset=opset,
+        s=np.linspace(0.02, 0.07, size, dtype=np.float32),
+        z=np.zeros(size, np.int8),
+        t=np.arange(size, dtype=np.int8),
+        w=values(2, 8, 6, 6),
+    )
+    wanted, result = OnnxRunner(net, optimize=False)(X), reword(to_ir(net))
+    made = to_proto(result.model)
+    assert list(result.changes) == ["q", "dq"] and not invalid(made)
+    assert [node.op_type for node in made.graph.node][:4] == ["Div", "QuantizeLinear", "DequantizeLinear", "Mul"]
+    for name, found in OnnxRunner(made, optimize=False)(X).items():
+        assert np.array_equal(found, wanted[name]), name

@@ -144,3 +144,11 @@ def test_unordered_outputs_hold_the_same_values(channels: int, read: str, tmp_pa
         assert one.size == other.size and np.array_equal(np.sort(one, None), np.sort(other, None)), name
         if channels % 16 or name == "s":
             assert np.array_equal(one, other), name
+
+
+def test_sums_of_codes_are_exact_on_every_cpu() -> None:
+    """Without VNNI products of uint8 and int8 saturate at 16 bits; a CPU that has it shows nothing."""
+    codes, weights = np.full((2, 64), 255, np.uint8), np.full((64, 3), -128, np.int8)
+    net = written("(uint8[2,64] x) => (int32[2,3] y) { y = MatMulInteger (x, w) }", w=weights)
+    found = OnnxRunner(net, optimize=False)({"x": codes})["y"]
+    assert (found == 64 * 255 * -128).all()

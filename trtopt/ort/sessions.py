@@ -21,8 +21,9 @@ from trtopt.core.library_output import quiet
 from trtopt.core.operators import known
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import load_model, save_model
+from trtopt.graph.passes.integer import INTEGER
 from trtopt.graph.passes.opset import at_opset
-from trtopt.graph.proto import Links, attribute, in_memory, operators_in, opset_version, refill, whole_copy
+from trtopt.graph.proto import Links, all_nodes, attribute, in_memory, operators_in, opset_version, refill, whole_copy
 from trtopt.ort.references import WITHOUT, SplitSession
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
@@ -65,7 +66,7 @@ def open_session(
     Args:
         outputs: tensors of a model in memory to compute, and nothing that they don't need; None: its own outputs.
         threads: within an operator; None: ONNX Runtime's choice. One also keeps operators from running side by side.
-        optimize: False runs the nodes as they stand.
+        optimize: False runs the nodes as they stand; where these multiply codes, with what keeps sums of them exact.
         memory_pattern: plan the memory of each shape that comes: faster from the second run on, and larger.
         unordered: `outputs` come by their place, values in any order, for who only counts them: convolutions that work on
             blocks of channels take time to put these back in order.
@@ -99,11 +100,32 @@ def open_session(
         while True:
             file = _as_file(model, path, outputs)
             try:
+                if not optimize and (exact := _exact(ort, file, threads, providers)) is not None:
+                    return exact
                 if unordered and any(node.op_type == "Conv" for node in _parsed(file).graph.node):
                     return _unordered(ort, file, options, providers)
                 return ort.InferenceSession(file, options, providers=providers)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 model = _older(model, error)
+
+
+def _exact(ort: Any, file: str, threads: int | None, providers: Sequence[Any]) -> Any | None:
+    """A session in which products of uint8 and int8 don't saturate at 16 bits, as they do on CPUs without VNNI; that is one of
+    the optimizations. None: the model multiplies no codes, or ONNX Runtime has no kernel for what it makes of it, as where all
+    are int8."""
+    light = _parsed(file)
+    nodes = (node for body in (light.graph, *light.functions) for node in all_nodes(body))
+    if not any(node.op_type.startswith(INTEGER) for node in nodes):
+        return None
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.intra_op_num_threads = threads or 0
+    for name in ("session.x64quantprecision", "session.disable_quant_qdq"):
+        options.add_session_config_entry(name, "1")
+    with contextlib.suppress(Exception):  # they have no common base
+        return ort.InferenceSession(file, options, providers=providers)
+    return None
 
 
 def _on_gpu(stack: contextlib.ExitStack, ort: Any, tf32: bool) -> list[Any]:

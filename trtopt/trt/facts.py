@@ -52,6 +52,9 @@ _SINCE_10 = {
 _AT_0 = dict.fromkeys(  # docs/results/certify.md
     ("MatMul", "Gemm"),
     "at optimization level 0 TensorRT 10.6 brings an INT8 product's sums through FP16, where large ones become infinite",
+) | dict.fromkeys(
+    ("Conv", "grouped Conv", "ConvTranspose"),
+    "at optimization level 0 TensorRT 10.6 gives what some convolutions in INT8 write, as before a Sigmoid, as codes",
 )
 LATER = 1000  # compute capabilities that there may be
 

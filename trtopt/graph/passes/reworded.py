@@ -1,26 +1,29 @@
-"""Operators that TensorRT computes on INT8 codes, and wrong, where a DequantizeLinear stands before them, in other words.
+"""What TensorRT computes wrong around codes, in other words.
 
-Seen (docs/results/certify.md): 8.6.0 takes a Clip's least for 0, 10.6.0 gives other values for Neg and Abs. With
-multiplications, Max and Min, which it doesn't move in front of the DequantizeLinear, both are right.
+Seen (docs/results/certify.md): behind a DequantizeLinear 8.6.0 takes a Clip's least for 0, 10.6.0 gives other values for Neg
+and Abs. With multiplications, Max and Min, which it doesn't move in front of the DequantizeLinear, both are right. Q/DQ of
+activations with a scale for each place of an axis give zeros or NaN on 10.6.0 in FP16.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.op_types import SCALE_PRESERVING
-from trtopt.graph.passes.result import PassResult, chain
-from trtopt.graph.view import Editor, constant, drop_unread, operand
+from trtopt.graph.op_types import QDQ, SCALE_PRESERVING, SELECTING
+from trtopt.graph.passes.result import Line, PassResult, chain
+from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, operand, sizes
 
 _WITH_IT = SCALE_PRESERVING | {"Abs", "Clip", "Concat", "Neg", "Relu"}  # what TensorRT may move in front of one
 
 
 def reword(model: ir.Model) -> PassResult:
-    """Write Neg, Abs, and Clip with a least other than 0, behind DequantizeLinear, in other operators; name the nodes."""
+    """Write Neg, Abs, and Clip with a least other than 0, behind DequantizeLinear, in other operators, and scales along an axis
+    of what isn't constant as factors; name the nodes."""
     editor, changes, behind = Editor(model), list[str](), set[ir.Value]()
     for node in list(model.graph.all_nodes()):
         name, value = str(node.name), node.inputs[0] if node.inputs else None
-        if value in behind and _reword(node, value, editor):
+        if (value in behind and _reword(node, value, editor)) or (node.op_type in QDQ and _by_tensor(node, editor)):
             changes.append(name)
         elif node.op_type == "DequantizeLinear" or (node.op_type in _WITH_IT and not behind.isdisjoint(node.inputs)):
             behind.update(node.outputs)
@@ -46,4 +49,36 @@ def _reword(node: ir.Node, value: ir.Value, editor: Editor) -> bool:
         one = editor.constant(f"{node.outputs[0].name}/minus_one", -1, value.dtype.numpy())
         steps = [("Mul", one), ("Max", value)][: 1 + (node.op_type == "Abs")]
     chain(node, editor, value, *steps)
+    return True
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    """Tell whether it is constant, or codes of what is."""
+    node = None if value is None else value.producer()
+    codes = node is not None and node.op_type in ("QuantizeLinear", *SELECTING)
+    return is_constant(value) or (codes and node is not None and _is_weight(node.inputs[0]))
+
+
+def _by_tensor(node: ir.Node, editor: Editor) -> bool:
+    """Divide in front of codes of scale 1, or multiply behind them: the same numbers to the bit."""
+    scale, zero, form = constant(node.inputs[1]), constant(operand(node, 2)), sizes(node.inputs[0])
+    if form is None or _is_weight(node.inputs[0]) or scale is None or scale.ndim != 1 or scale.size < 2:
+        return False
+    if zero is not None and zero.astype(bool).any():
+        return False
+    axis, line, of_one = attribute(node, "axis", 1) % len(form), Line(editor, node), node.inputs[0]
+    along = editor.constant(f"{node.name}/scale", scale.reshape(np.where(np.arange(len(form)) == axis, -1, 1)))
+    held = [editor.constant(f"{node.name}/one", np.ones((), scale.dtype))]
+    held += [editor.constant(f"{node.name}/zero", np.zeros((), zero.dtype))] if zero is not None else []
+    if node.op_type == "QuantizeLinear":
+        of_one = line("Div", of_one, along)
+        of_one.dtype = along.dtype
+        for slot, item in enumerate((of_one, *held)):
+            node.replace_input_with(slot, item)
+        node.attributes.pop("axis", None)
+    else:
+        of_one = line("DequantizeLinear", of_one, *held)
+        of_one.dtype = node.outputs[0].dtype
+        chain(node, editor, of_one, ("Mul", along))
+    node.graph.insert_before(node, line.nodes)
     return True
