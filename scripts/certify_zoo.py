@@ -78,6 +78,8 @@ def settled(module: nn.Module, side: int) -> nn.Module:
             part.momentum = None  # the mean of all
         if isinstance(part, nn.Dropout):
             part.p = 0.0
+        if isinstance(part, nn.Linear) and not part.weight.any():  # torchvision's heads of vision transformers
+            nn.init.normal_(part.weight, std=0.02)
     with torch.no_grad():
         for seed in range(2):
             module(torch.randn(8, 3, side, side, generator=torch.Generator().manual_seed(seed)))

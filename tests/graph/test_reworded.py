@@ -52,6 +52,14 @@ def test_what_stands_behind_codes_is_reworded_and_gives_the_same(text: str, left
     assert "a" in {item.name for item in made.graph.node}
 
 
+def test_8_6_gets_neither_neg_nor_abs_of_floats_anywhere() -> None:
+    net = _net("[m] m = Mul (d, p1) [n] n = Neg (m) [b] b = Abs (n) [k] k = Clip (b, m1, p1) y = Add (k, d)")
+    wanted, result = OnnxRunner(net, optimize=False)(X), reword(to_ir(net), everywhere=True)
+    made = to_proto(result.model)
+    assert list(result.changes) == ["n", "b"] and not invalid(made)
+    assert np.array_equal(OnnxRunner(made, optimize=False)(X)["y"], wanted["y"])
+
+
 def test_bodies_that_read_codes_of_outside_are_reworded() -> None:
     net = _net(
         "y = If (yes) <then_branch = t () => (float p) { [a] p = Abs (d) }, else_branch = e () => (float o) { o = Relu (d) }>"

@@ -286,8 +286,7 @@ def _planned(
 def _suspects(error: BackendError | UnsupportedOperator, graph: onnx.ModelProto) -> set[str]:
     """Name the nodes that TensorRT may not run quantized, by what it said."""
     said = str(error)
-    # 10.6 of convolutions that read another activation than a Relu or a Clip from 0 on; 8.6 of those that read Abs or Neg.
-    if "expectedDataType" in said or "has no RunnerBuilders" in said:
+    if "expectedDataType" in said:  # 10.6, of convolutions that read another activation than a Relu or a Clip from 0 on
         convolutions = (node for node in to_ir(graph).graph if node.op_type == "Conv")
         return {str(node.name) for node in convolutions if _is_other(node.inputs[0].producer())}
     if not isinstance(error, UnsupportedOperator):

@@ -107,7 +107,7 @@ def lower(
         unsafe |= overflowing(model, table.beyond_fp16)
     passes = [readable(model, generation.capabilities.max_opset)]
     source = as_read(folded, passes[0])
-    passes.append(reword(model))
+    passes.append(reword(model, everywhere=spec.precision is Precision.INT8 and not typed))
     named = ((str(node.name), overriding(spec.overrides, str(node.name), node.op_type)) for node in model.graph)
     overrides = {name: precision for name, precision in named if precision is not None}
     left_out = {**unsafe, **(unquantized or {})}

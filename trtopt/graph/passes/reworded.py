@@ -12,18 +12,25 @@ import onnx_ir as ir
 
 from trtopt.graph.op_types import QDQ, SCALE_PRESERVING, SELECTING
 from trtopt.graph.passes.result import Line, PassResult, chain
-from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, operand, sizes
+from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, is_float, operand, sizes
 
 _WITH_IT = SCALE_PRESERVING | {"Abs", "Clip", "Concat", "Neg", "Relu"}  # what TensorRT may move in front of one
 
 
-def reword(model: ir.Model) -> PassResult:
+def reword(model: ir.Model, *, everywhere: bool = False) -> PassResult:
     """Write Neg, Abs, and Clip with a least other than 0, behind DequantizeLinear, in other operators, and scales along an axis
-    of what isn't constant as factors; name the nodes."""
+    of what isn't constant as factors; name the nodes.
+
+    Args:
+        everywhere: not behind codes alone are Neg and Abs rewritten: 8.6 has no INT8 kernel for them, and asks for one.
+    """
     editor, changes, behind = Editor(model), list[str](), set[ir.Value]()
     for node in list(model.graph.all_nodes()):
         name, value = str(node.name), node.inputs[0] if node.inputs else None
-        if (value in behind and _reword(node, value, editor)) or (node.op_type in QDQ and _by_tensor(node, editor)):
+        any_place = everywhere and node.op_type in ("Abs", "Neg") and is_float(value)
+        if ((any_place or value in behind) and _reword(node, value, editor)) or (
+            node.op_type in QDQ and _by_tensor(node, editor)
+        ):
             changes.append(name)
         elif node.op_type == "DequantizeLinear" or (node.op_type in _WITH_IT and not behind.isdisjoint(node.inputs)):
             behind.update(node.outputs)
