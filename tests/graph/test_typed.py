@@ -240,7 +240,8 @@ def test_low_scores_that_are_masked_whole_make_no_nan_and_a_bound_stays_one() ->
     """FP16 ends at 65504: what a mask adds to is less than -65520 soon; a Clip's least is as low as it can be."""
     proto = written(
         """(float[1, 2, 4] x) => (float[1, 2, 4] y, float[1, 2, 4] z) { none = Less (x, lowest) all = Not (none)
-        mask = Where (all, low, zero) t = Add (x, mask) y = Softmax <axis = 2> (t) u = Add (x, x) z = Max (u, lowest) }""",
+        mask = Where (all, low, zero) both = Add (mask, mask) t = Add (x, both) y = Softmax <axis = 2> (t)
+        u = Add (x, x) z = Max (u, lowest) }""",
         low=np.finfo(np.float32).min,
         lowest=np.finfo(np.float32).min,
         zero=np.float32(0),

@@ -223,10 +223,7 @@ def certify(request: CertifyRequest) -> Certificate:
         with request.reporter.phase("looking for the place"):
             try:
                 certificate = replace(certificate, place=_located(request, model, manifest, candidate, fault, samples))
-            except (
-                BuildFailed,
-                UnsupportedOperator,
-            ) as error:  # with tensors as outputs TensorRT builds not every graph
+            except (BuildFailed, UnsupportedOperator) as error:  # not every graph is built with tensors as outputs
                 request.reporter.warn(f"where it fails isn't known: {error}")
     if engine is not None and manifest is not None:
         _keep(request, engine, manifest, certificate, samples)

@@ -17,7 +17,7 @@ IR_TYPES = {
     Precision.FP16: ir.DataType.FLOAT16,
     Precision.BF16: ir.DataType.BFLOAT16,
 }
-_MASKING, _MASKED = {"Add", "Mul", "Sub", "Where"}, 40960.0  # who reads a mask's sentinel, and what it is in FP16
+_MASKING, _MASKED = {"Add", "Mul", "Sub", "Where"}, 2.0**14  # who reads a mask's sentinel, and what it is in FP16
 # Float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says.
 PINNED_SLOTS = {"Resize": (1, 2), "Upsample": (1,), "NonMaxSuppression": (0, 1, 2, 3, 4), "Multinomial": (0,)}
 
@@ -160,8 +160,8 @@ class Typing(Editor):
 
 
 def _limit(value: ir.Value, dtype: ir.DataType) -> float:
-    """What stands for numbers beyond a type: its largest; of a mask, which is added to scores, far enough from it that no sum
-    leaves FP16, in which a row that is masked throughout would be NaN."""
+    """What stands for numbers beyond a type: its largest; of masks, which are added to scores and to each other, so little that
+    the sum of three doesn't leave FP16, in which a row that is masked throughout would be NaN. e to the power of it is zero."""
     masks = {node.op_type for node in value.consumers()} <= _MASKING and dtype is ir.DataType.FLOAT16
     return _MASKED if masks else float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]
 
