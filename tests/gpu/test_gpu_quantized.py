@@ -102,3 +102,38 @@ def test_a_gemm_with_int4_weights_builds(generation: Any, tmp_path: Path) -> Non
         pytest.skip(str(error))
     rows.append(("a Gemm with INT4 weights", f"{found:.1f} dB to the graph", ""))
     assert found > 40
+
+
+@pytest.mark.parametrize("axis", [0, 1, 3])
+@pytest.mark.parametrize("text", ["h = Identity (x)", "h = Relu (x)"])
+def test_scales_along_an_axis_of_activations_are_right_in_fp16(
+    generation: Any, tmp_path: Path, axis: int, text: str
+) -> None:
+    """10.6 gives NaN or zeros for Q/DQ by them."""
+    size = (4, 16, 8, 8)[axis]
+    net = written(
+        f"""(float[4,16,8,8] x) => (float[4,16,8,8] y) {{ {text} c = QuantizeLinear <axis = {axis}> (h, s, z)
+        d = DequantizeLinear <axis = {axis}> (c, s, z) y = Add (d, d) }}""",
+        s=np.linspace(0.02, 0.09, size, dtype=np.float32),
+        z=np.zeros(size, np.int8),
+    )
+    found = _db(net, values(4, 16, 8, 8, scale=2.0), tmp_path, fp16=True, shapes=())
+    rows.append((f"FP16, scales along axis {axis}: {text}", f"{found:.1f} dB to the graph", ""))
+    assert found > 38
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+@pytest.mark.parametrize("op", ["Sigmoid", "Tanh", "HardSigmoid"])
+def test_a_quantized_convolution_before_a_bounded_activation_at_the_end(
+    generation: Any, tmp_path: Path, op: str, level: int
+) -> None:
+    """At level 0 10.6 gives its results as codes, which have no scale there."""
+    net = written(
+        f"(float[n,16,8,8] x) => (float[n,64,8,8] y) {{ a = Conv <pads = [1, 1, 1, 1]> (x, w) y = {op} (a) }}",
+        w=values(64, 16, 3, 3, scale=0.1),
+    )
+    np.savez(tmp_path / "data.npz", x=values(32, 16, 8, 8, scale=1.5))
+    given = {"int8": True, "data": tmp_path / "data.npz", "optimization_level": level}
+    found = _db(net, values(4, 16, 8, 8, seed=3, scale=1.5), tmp_path, **given)
+    rows.append((f"INT8 before {op}, level {level}", f"{found:.1f} dB to the graph", ""))
+    assert found > 35
