@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("no_operators")
 
 
 def test_a_file_registers_the_operators_of_a_request(operators_file: Path) -> None:
+    x = values(2, 3)
     before, modules = list(sys.path), set(sys.modules)
     load(SimpleNamespace(operators=str(operators_file)))
     found = known("acme", "Swishy")
     assert found is not None and known("other", "Swishy") is None
-    x = values(2, 3)
     (result,) = found([x, np.float32(2)], {"scale": 3.0, "plugin_version": "1"})
     assert np.allclose(result, 3 * x / (1 + np.exp(-2 * x)))
     assert found.shapes_of([("n", 3), ()], {"scale": 3.0}) == (("n", 3),)
@@ -36,7 +36,7 @@ def test_a_name_without_a_domain_is_known_in_any() -> None:
     for name in ("::Twice", "a::", ""):
         with pytest.raises(UsageError, match="domain::Operator"):
             operator(name)
-    with pytest.raises(UsageError, match="'int8'; allowed: fp32, fp16, bf16"):
+    with pytest.raises(UsageError, match="'int8' among its types; allowed: fp32, fp16, bf16"):
         operator("Twice", types=("int8",))
 
 
@@ -91,3 +91,44 @@ def test_plugins_are_those_that_the_user_named_and_no_others(tmp_path: Path, mon
     monkeypatch.setenv(operators.PLUGINS, str(tmp_path / "d.so"))
     with pytest.raises(UsageError, match="TRTOPT_PLUGINS"):
         plugins()
+
+
+def test_what_a_file_imports_and_reads_is_part_of_the_digest(tmp_path: Path) -> None:
+    """In another process, that is: in one a file is loaded once."""
+    seen, file = set[str](), tmp_path / "ops.py"
+    file.write_text(
+        "import json, pathlib, trtopt\nfrom helper import twice\n"
+        "K = json.loads(pathlib.Path(__file__).with_name('k').read_text())\n"
+        "@trtopt.operator('acme::Sw')\ndef sw(x):\n    return K * twice(x)\n"
+    )
+    for number, (helper, constant) in enumerate((("2 * x", "1"), ("3 * x", "1"), ("3 * x", "5"), ("3 * x", "5"))):
+        (tmp_path / "helper.py").write_text(f"def twice(x):\n    return {helper}\n# {helper}, {number * 0}\n")
+        (tmp_path / "k").write_text(constant)
+        operators._references.clear()
+        load_reference(file)
+        found = known("acme", "Sw")
+        assert found is not None
+        seen.add(digest([found]))
+    assert len(seen) == 3
+
+
+def test_what_cannot_be_registered_is_said() -> None:
+    with pytest.raises(UsageError, match="'fp32' among its outputs; allowed: float32"):
+        operator("Twice", outputs=("fp32",))
+    with pytest.raises(UsageError, match="takes the operator's name"):
+        operator(lambda x: x)  # type: ignore[arg-type]
+    operator("One", types="fp16", outputs="int64")(lambda x: x)
+    found = known("a", "One")
+    assert found is not None and (found.types, found.outputs) == (("fp16",), ("int64",))
+
+
+@pytest.mark.parametrize("result", [np.ones((2, 1), np.float32), 1.0, None])
+def test_a_result_is_held_against_the_rule_for_shapes(result: object) -> None:
+    operator("Cut", shapes=lambda x: [x])(lambda x: result)
+    operator("Odd", shapes=lambda x, y: [x])(lambda x: x)
+    cut, odd = known("a", "Cut"), known("a", "Odd")
+    assert cut is not None and odd is not None
+    with pytest.raises(UsageError, match=r"reference of Cut gives .* where its rule for shapes says \(2, 3\)"):
+        cut([values(2, 3)], {})
+    with pytest.raises(UsageError, match="the rule for shapes of Odd failed"):
+        odd.shapes_of([(2, 3)], {})

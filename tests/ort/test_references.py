@@ -213,3 +213,38 @@ def test_bodies_of_control_flow_call_no_reference() -> None:
     net.opset_import.add(domain="acme", version=1)
     with pytest.raises(ModelError, match="references aren't called in the bodies of If, Loop and Scan"):
         OnnxRunner(net, optimize=True)
+
+
+def test_references_get_texts_and_may_not_write_into_what_others_read() -> None:
+    operator("acme::Mode")(lambda x, *, many: 2 * x if "abs" in many else x)
+    operator("acme::Spoil")(lambda x: x.__imul__(2))
+    net = written('(float[4] x) => (float[4] y) { y = acme.Mode <many = ["abs", "b"]> (x) }')
+    net.opset_import.append(helper.make_opsetid("acme", 1))
+    x = values(4)
+    assert np.array_equal(OnnxRunner(net, optimize=False)({"x": x})["y"], 2 * x)
+    net = written("(float[4] x) => (float[4] y) { h = Neg (x) s = acme.Spoil (h) y = Add (h, s) }")
+    net.opset_import.append(helper.make_opsetid("acme", 1))
+    with pytest.raises(UsageError, match=r"reference of acme::Spoil failed.*read-only"):
+        OnnxRunner(net, optimize=False)({"x": x})
+
+
+def test_a_function_with_a_custom_operator_may_be_called_in_a_row(tmp_path: Path) -> None:
+    """ONNX infers nothing across it, and calls the second one invalid."""
+    operator("acme::Sw", shapes=lambda x: [x])(lambda x: 3 * x)
+    body = [helper.make_node("Conv", ["a", "w"], ["c"]), helper.make_node("Sw", ["c"], ["s"], domain="acme")]
+    body.append(helper.make_node("Add", ["s", "a"], ["z"]))
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "Block", ["a", "w"], ["z"], body, imports)
+    net = written(
+        "(float[1,2,4,4] x) => (float[1,2,4,4] y) { b = own.Block (x, w) y = own.Block (b, w) }", w=values(2, 2, 1, 1)
+    )
+    net.functions.append(function)
+    del net.opset_import[:]
+    net.opset_import.extend(imports)
+    onnx.save(net, tmp_path / "net.onnx")
+    loaded = load_model(tmp_path / "net.onnx")
+    assert [node.op_type for node in loaded.proto.graph.node] == [
+        "Conv",
+        "Sw",
+        "Add",
+    ] * 2 and not loaded.proto.functions

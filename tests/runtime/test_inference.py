@@ -116,7 +116,8 @@ def test_types_are_converted_within_their_kind_and_said(world: World, two: Path)
         ({"a": A, "b": B + 0.5}, "'b' has dtype float64, the engine takes int64"),
     ):
         np.savez(world.folder / "wrong.npz", **arrays)
-        has(world.refused("run", two, "--input", world.folder / "wrong.npz", *ORT), said)
+        has(world.refused("run", two, "--input", world.folder / "wrong.npz", "-o", world.output / "new", *ORT), said)
+        assert not (world.output / "new").exists()
 
 
 def test_bfloat16_goes_through_files(world: World) -> None:

@@ -139,9 +139,13 @@ def test_a_project_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"Swishy.py is there already.*force=True"):
         trtopt.init("operator", name="acme::Swishy", output=tmp_path / "Swishy.py")
     trtopt.init("operator", name="acme::Swishy", output=tmp_path / "Swishy.py", force=True)
-    for name in ("Swishy", "acme::", "a b::C", "acme::9"):
+    for name in ("Swishy", "acme::", "a b::C", "acme::9", "acme::class"):
         with pytest.raises(UsageError, match="write domain::Operator"):
             trtopt.init("operator", name=name, output=tmp_path / "other.py")
+    with pytest.raises(UsageError, match="Gelu is an operator of ONNX's own"):
+        trtopt.init("operator", name="acme::Gelu", output=tmp_path / "other.py")
+    with pytest.raises(UsageError, match=r"has to end in \.py"):
+        trtopt.init("operator", name="acme::Other", output=tmp_path / "other.txt")
     with pytest.raises(UsageError, match="takes both words"):
         trtopt.init("operator")
-    assert not (tmp_path / "other.py").exists() and operators.plugins() == ()
+    assert not [*tmp_path.glob("other*")] and operators.plugins() == ()

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import marshal
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ PARSERS = ("plugin_version", "plugin_namespace")  # attributes that TensorRT's p
 # Those with a reference here.
 NVIDIAS = ("EfficientNMS_TRT", "MultiscaleDeformableAttnPlugin_TRT", "GroupNormalizationPlugin")
 TYPES = ("fp32", "fp16", "bf16")
+OUTPUTS = ("", "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")
 Shape = tuple["int | str", ...]
 
 
@@ -52,13 +54,24 @@ class Operator:
     def __call__(self, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the results for inputs (None where one is left out). UsageError where the reference fails."""
         with self._told(arrays):
-            return _several(self.reference(*arrays, **_own(attributes)))
+            results = _several(self.reference(*arrays, **_own(attributes)))
+        made = [getattr(item, "shape", None) for item in arrays if item is not None]
+        said = self.shapes_of(made, attributes) if len(made) == len(arrays) else ()  # type: ignore[arg-type]
+        for result, shape in zip(results, said):
+            found = getattr(result, "shape", ())
+            sizes = [item if isinstance(item, int) else None for item in shape]
+            if len(found) != len(sizes) or any(size not in (None, real) for size, real in zip(sizes, found)):
+                what = f"a result of {found}" if hasattr(result, "shape") else f"{type(result).__name__}, no array,"
+                raise UsageError(
+                    f"the reference of {self.name} gives {what} where its rule for shapes says {tuple(shape)}"
+                )
+        return results
 
     def shapes_of(self, shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> tuple[Shape, ...]:
         """Return the results' shapes for those of the inputs; none where one is absent. UsageError where the rule fails."""
         if self.shapes is None or self.required() - attributes.keys():
             return ()
-        with self._told(shapes):
+        with self._told(shapes, "the rule for shapes"):
             return tuple(map(tuple, self.shapes(*shapes, **_own(attributes))))
 
     def required(self) -> set[str]:
@@ -67,14 +80,14 @@ class Operator:
         return {item.name for item in given if item.kind is item.KEYWORD_ONLY and item.default is item.empty}
 
     @contextlib.contextmanager
-    def _told(self, inputs: Sequence[Any]) -> Iterator[None]:
+    def _told(self, inputs: Sequence[Any], what: str = "the reference") -> Iterator[None]:
         try:
             yield
         except Exception as error:  # the user's own function may raise anything
             where = f" ({location})" if (location := place(error)) else ""
             sizes = ", ".join(str(getattr(item, "shape", item)) for item in inputs)
-            what = f"the reference of {self.name} failed on {sizes}"
-            raise UsageError(f"{what}: {type(error).__name__}: {essence(error)}{where}") from error
+            failed = f"{what} of {self.name} failed on {sizes}"
+            raise UsageError(f"{failed}: {type(error).__name__}: {essence(error)}{where}") from error
 
 
 def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,6 +99,7 @@ def _several(results: Any) -> tuple[Any, ...]:
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
+_DATA = (int, float, str, bytes, list, tuple, dict)
 _PRIMES = (1009, 2003, 1013, 2011, 1019, 2017, 1021, 2027, 1031, 2029, 1033, 2039, 1039, 2053, 1049, 2063)  # of sizes
 _lock = threading.RLock()
 _operators: dict[tuple[str, str], Operator] = {}
@@ -114,7 +128,7 @@ def operator(
         name: "domain::Operator", as the model has it, or "Operator" alone: of any domain.
         shapes: the results' shapes for the inputs' (sizes are numbers, or texts where they are open) and the attributes; not
             needed where the model says them.
-        outputs: NumPy's names of the results' types; "", and by default: that of the first floating input.
+        outputs: the results' types by NumPy's names, such as "int64"; "", and by default: that of the first floating input.
         types: what its plugin takes and gives, all floats together, of "fp32", "fp16" and "bf16"; the rest of the graph is
             converted in front of it and behind.
         fp32_inputs: numbers of the inputs that stay in FP32.
@@ -124,9 +138,14 @@ def operator(
     Raises:
         UsageError: the name or a type can't be right.
     """
-    key, known_types, given = _key(name), tuple(types), tuple(outputs)
-    if wrong := next((item for item in known_types if item not in TYPES), ""):
-        raise UsageError(f"the operator {name!r} has the type {wrong!r}; allowed: {', '.join(TYPES)}")
+    if not isinstance(name, str):
+        raise UsageError("@trtopt.operator takes the operator's name, such as @trtopt.operator('acme::Swish')")
+    key, known_types, given = _key(name), _names(types), _names(outputs)
+    for what, said, allowed in (("types", known_types, TYPES), ("outputs", given, OUTPUTS)):
+        if (wrong := next((item for item in said if item not in allowed), None)) is not None:
+            raise UsageError(
+                f"the operator {name!r} has {wrong!r} among its {what}; allowed: {', '.join(filter(None, allowed))}"
+            )
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         beside = Path(function.__code__.co_filename).parent if kernel is not None else Path()
@@ -232,6 +251,10 @@ def run_file(path: Path) -> None:
         raise UsageError(f"{path} can't be imported: {type(error).__name__}: {essence(error)}{where}") from error
 
 
+def _names(given: Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
 def _key(name: str) -> tuple[str, str]:
     domain, separator, op = name.rpartition("::")
     if not op or (separator and not domain):
@@ -240,10 +263,42 @@ def _key(name: str) -> tuple[str, str]:
 
 
 def _source(*functions: Callable[..., Any] | None) -> str:
-    """Return SHA-256 of functions' code and of the files that were loaded as references, which they may call."""
-    codes = [code for item in functions if (code := getattr(item, "__code__", None)) is not None]
-    content = b"".join(marshal.dumps(code, 2) for code in codes)  # 2: the last version that is the same each time
-    return hashlib.sha256(content + "\n".join(_references.values()).encode()).hexdigest()
+    """Return SHA-256 of functions' code, of the files that were loaded as references, which they may call, of what lies beside
+    these and was imported, and of the numbers and texts that the code reads."""
+    content, held, files = b"", [*_references.values()], dict[Path, None]()
+    for item in functions:
+        if (code := getattr(item, "__code__", None)) is not None:
+            names = item.__globals__  # type: ignore[union-attr]
+            content += marshal.dumps(code, 2)  # 2: the last version that is the same each time
+            held += [_digest(names[name]) for name in code.co_names if name in names]
+            _beside(names, Path(code.co_filename).parent, files)
+    held += [sha256_file(path) for path in files]
+    return hashlib.sha256(content + "\n".join(held).encode()).hexdigest()
+
+
+def _digest(value: Any) -> str:
+    """Return SHA-256 of numbers and texts, in arrays and lists, too; nothing of what isn't such."""
+    if isinstance(value, _DATA) or type(value).__module__ == "numpy":
+        with contextlib.suppress(Exception):  # a list may hold what can't be written
+            return hashlib.sha256(pickle.dumps(value)).hexdigest()
+    return ""
+
+
+def _beside(names: Mapping[str, Any], folder: Path, found: dict[Path, None]) -> None:
+    """Add the files in a folder that modules, or functions and classes of modules, come from, and those that these import."""
+    for value in list(names.values()):
+        module = value if inspect.ismodule(value) else sys.modules.get(getattr(value, "__module__", None) or "")
+        file = Path(getattr(module, "__file__", None) or "")
+        installed = {"site-packages", "dist-packages", "trtopt"} & {*file.parts}
+        if (
+            module is not None
+            and folder in file.parents
+            and file.suffix == ".py"
+            and not installed
+            and file not in found
+        ):
+            found[file] = None
+            _beside(vars(module), folder, found)
 
 
 @functools.lru_cache(maxsize=256)

@@ -230,5 +230,6 @@ def _cut(candidate: ModelProto, pairs: Mapping[str, str], kinds: Mapping[str, in
     for name in sorted(read & pairs.keys()):
         model.graph.input.append(helper.make_tensor_value_info(f"{name}{_STAND_IN}", kinds[pairs[name]], None))
     forget_inner_shapes(model)
+    model.graph.value_info.extend(model.graph.output)  # their types, which may be said nowhere else
     refill(model.graph.output, [helper.make_empty_tensor_value_info(name) for name in pairs])
     return model

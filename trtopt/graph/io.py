@@ -96,7 +96,13 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     if proto.ir_version == 3 and weights - inputs:
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
     mended = _name_plugins(proto)
-    inferred = validate(proto, what)
+    try:
+        inferred = validate(proto, what)
+    except InvalidModel:
+        # ONNX infers nothing across a custom operator within a function; the nodes themselves may be all right.
+        if not (proto.functions and _inline_functions(proto)):
+            raise
+        inferred = validate(proto, what)
     if proto.functions:
         _inline_functions(proto)
     infos = network_inputs(proto)
@@ -215,17 +221,18 @@ def _name_plugins(proto: ModelProto) -> bool:
     return found
 
 
-def _inline_functions(proto: ModelProto) -> None:
-    """Write out what can be, since Q/DQ and custom operators are looked for in graphs alone."""
+def _inline_functions(proto: ModelProto) -> bool:
+    """Write out what can be, since Q/DQ and custom operators are looked for in graphs alone; tell whether anything was."""
     try:
         inline_functions(model := read_ir(skeleton(proto, LARGE, external="weights")))
         made = to_proto(model)
         validate(made, "the model")
     except Exception:  # the library raises whatever it fails on; folding says it
-        return
+        return False
     refill(proto.graph.node, made.graph.node)
     refill(proto.functions, made.functions)
     refill(proto.opset_import, made.opset_import)
+    return True
 
 
 def _load_external_data(proto: ModelProto, path: Path | None, what: str, lazy: bool) -> None:

@@ -42,7 +42,7 @@ class Origins:
         """Tensors of the model that are computed from a node's results, nearest first."""
         pending, seen = [node], {node.name}
         for item in pending:  # grows on the way
-            for user in (user for name in item.output for user in self._links.readers.get(name, ())):
+            for user in (user for name in item.output if name for user in self._links.readers.get(name, ())):
                 if user.name not in seen:
                     seen.add(user.name)
                     pending.append(user)

@@ -156,6 +156,8 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
     for name, value in found.items():
         if isinstance(value, bytes):
             found[name] = value.decode()
+        elif isinstance(value, list) and value and isinstance(value[0], bytes):
+            found[name] = [item.decode() for item in value]
         elif isinstance(value, TensorProto):
             found[name] = to_array(value)
     return found
