@@ -235,6 +235,12 @@ def test_what_the_target_cannot_run_is_kept_for_its_reason() -> None:
     assert _reasons(points_of(model, excluded={"ConvTranspose": "planned in float"})) == {"up_node": "planned in float"}
 
 
+def test_a_convolution_that_a_sigmoid_alone_reads_is_an_operator_of_its_own() -> None:
+    net = Net().write("c0 = Conv (x) s0 = Sigmoid (c0) m0 = Mul (c0, s0) c1 = Conv (m0) s1 = Sigmoid (c1)")
+    excluded = {"Conv before a Sigmoid alone": "codes without a scale"}
+    assert _reasons(points_of(net.model("s1"), excluded=excluded)) == {"c1_node": "codes without a scale"}
+
+
 def test_fp8_quantizes_per_tensor_and_only_around_its_layers() -> None:
     net = Net().write("c0 = Conv (x) skip = Relu (c0) c1 = Conv (skip) sum = Add (c1, skip)")
     points = points_of(net.model("sum"), Precision.FP8)

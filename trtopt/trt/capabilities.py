@@ -40,7 +40,8 @@ class Capabilities:
         options: those that not every TensorRT has and this one has, such as "refit" (`values.Setting`).
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
-        float_only: operator → why it runs in floating point even between Q/DQ; "grouped Conv" is an operator of its own.
+        float_only: operator → why it runs in floating point even between Q/DQ; "grouped Conv" is an operator of its own,
+            "Conv before a Sigmoid alone", too.
         float_only_fp8: the same, of what runs in INT8 but not in FP8; float_only_at_0: of INT8 at optimization level 0.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.

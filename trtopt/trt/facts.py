@@ -53,7 +53,7 @@ _AT_0 = dict.fromkeys(  # docs/results/certify.md
     ("MatMul", "Gemm"),
     "at optimization level 0 TensorRT 10.6 brings an INT8 product's sums through FP16, where large ones become infinite",
 ) | dict.fromkeys(
-    ("Conv", "grouped Conv", "ConvTranspose"),
+    ("Conv", "grouped Conv", "Conv before a Sigmoid alone", "ConvTranspose"),
     "at optimization level 0 TensorRT 10.6 gives what some convolutions in INT8 write, as before a Sigmoid, as codes",
 )
 LATER = 1000  # compute capabilities that there may be
@@ -79,7 +79,14 @@ GENERATIONS: dict[str, Facts] = {
         before="tensorrt8",
         extras={"tensorrt": "trt10", "lean": "lean"},
         gpus={(10,): range(70, 91), (10, 5): range(75, 91), (10, 8): range(75, LATER)},
-        known={**_SINCE_10, "float_only_at_0": _AT_0},
+        known={
+            **_SINCE_10,
+            "float_only_at_0": _AT_0,
+            "float_only": {  # docs/results/certify.md
+                "Conv before a Sigmoid alone": "TensorRT 10.6 gave its results as codes without a scale, seen at "
+                "optimization level 0 and not tried at others"
+            },
+        },
     ),
     "tensorrt11": Facts(
         first=(11,),

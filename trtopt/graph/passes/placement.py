@@ -21,6 +21,7 @@ from trtopt.graph.op_types import FUSED_ACTIVATIONS, RECURRENT, SIGMOIDS, WEIGHT
 from trtopt.graph.passes.int8_neighbours import Reads, activation_of, is_pooling, preserves, quantize_neighbours
 from trtopt.graph.view import attribute, channel_axes, constant_tensor, is_constant, is_float, read_once, sizes
 
+ENDING = "Conv before a Sigmoid alone"
 GROUPED = "grouped Conv"  # an operator of its own where targets exclude operators
 _MEANS = ("GlobalAveragePool", "ReduceMean")  # of all pixels
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
@@ -223,7 +224,9 @@ def _groups(node: ir.Node) -> int:
 
 def _operator(node: ir.Node) -> str:
     """Return what targets that can't run some operators quantized call a node's."""
-    return GROUPED if node.op_type == "Conv" and _groups(node) > 1 else str(node.op_type)
+    if node.op_type != "Conv" or _groups(node) > 1:
+        return GROUPED if node.op_type == "Conv" else str(node.op_type)
+    return ENDING if {user.op_type for user in node.outputs[0].consumers()} == {"Sigmoid"} else "Conv"
 
 
 def _floating_ends(search: Reads) -> set[str]:
