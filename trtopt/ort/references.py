@@ -143,7 +143,7 @@ def _described(value: ValueInfoProto) -> SimpleNamespace:
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     """A view that can't be written into: others read the same memory."""
-    view = np.asarray(array).view()
+    view: NDArray[Any] = np.asarray(array).view()
     view.flags.writeable = False
     return view
 
