@@ -215,7 +215,7 @@ def test_bodies_of_control_flow_call_no_reference() -> None:
         OnnxRunner(net, optimize=True)
 
 
-def test_references_get_texts_and_may_not_write_into_what_others_read() -> None:
+def test_references_get_texts_and_arrays_of_their_own() -> None:
     operator("acme::Mode")(lambda x, *, many: 2 * x if "abs" in many else x)
     operator("acme::Spoil")(lambda x: x.__imul__(2))
     net = written('(float[4] x) => (float[4] y) { y = acme.Mode <many = ["abs", "b"]> (x) }')
@@ -224,8 +224,7 @@ def test_references_get_texts_and_may_not_write_into_what_others_read() -> None:
     assert np.array_equal(OnnxRunner(net, optimize=False)({"x": x})["y"], 2 * x)
     net = written("(float[4] x) => (float[4] y) { h = Neg (x) s = acme.Spoil (h) y = Add (h, s) }")
     net.opset_import.append(helper.make_opsetid("acme", 1))
-    with pytest.raises(UsageError, match=r"reference of acme::Spoil failed.*read-only"):
-        OnnxRunner(net, optimize=False)({"x": x})
+    assert np.array_equal(OnnxRunner(net, optimize=False)({"x": x})["y"], -3 * x), "what it wrote into was its own"
 
 
 def test_a_function_with_a_custom_operator_may_be_called_in_a_row(tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ class SplitSession:
         held = {name: to_array(self._weights[name]) for name in node.input if name in self._weights}
 
         def call(values: dict[str, Any]) -> dict[str, Any]:
-            arrays = [_read_only(held[name] if name in held else values[name]) if name else None for name in node.input]
+            # Copies: a function may work in place, and others read the same tensor.
+            arrays = [np.array(held[name] if name in held else values[name]) if name else None for name in node.input]
             results = operator(arrays, attributes)
             if len(results) != len(node.output):
                 given, needed = counted(len(results), "result"), len(node.output)
@@ -139,13 +140,6 @@ def _described(value: ValueInfoProto) -> SimpleNamespace:
     kind = TensorProto.DataType.Name(tensor.elem_type).lower()
     sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim]
     return SimpleNamespace(name=value.name, type=f"tensor({kind})", shape=sizes)
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view that can't be written into: others read the same memory."""
-    view: NDArray[Any] = np.asarray(array).view()
-    view.flags.writeable = False
-    return view
 
 
 def _of_type(result: Any, declared: ValueInfoProto | None) -> NDArray[Any]:
