@@ -162,6 +162,20 @@ def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: 
     return folder
 
 
+@contextlib.contextmanager
+def filled_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder as of `made_folder`, which is taken away again if it was made for what is done within, and that fails and
+    leaves nothing in it."""
+    new, folder = not Path(path).exists(), made_folder(path)
+    try:
+        yield folder
+    except BaseException:
+        if new:
+            with contextlib.suppress(OSError):  # something is in it
+                folder.rmdir()
+        raise
+
+
 def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
     """`path` as a Path, or a UsageError that says what was looked for, and `advice` where nothing is there."""
     try:

@@ -38,6 +38,11 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def is_installed(path: str) -> bool:
+    """Tell whether a file is of Python, of an installed package, or of trtopt: not the user's own."""
+    return os.path.realpath(path).startswith(_PACKAGES)
+
+
 def place(error: BaseException) -> str:
     """Name the place where the user's own code stood, as "FILE, line N: CODE"; empty if only packages had part in it."""
     location = ""
@@ -46,7 +51,7 @@ def place(error: BaseException) -> str:
             return f"{_short(link.filename)}, line {link.lineno}: {(link.text or '').strip()}".rstrip(": ")
         for frame in traceback.extract_tb(link.__traceback__):
             real = os.path.realpath(frame.filename)
-            if Path(real).is_file() and not real.startswith(_PACKAGES):
+            if Path(real).is_file() and not is_installed(real):
                 location = f"{_short(real)}, line {frame.lineno}: {(frame.line or '').strip()[:100]}".rstrip(": ")
     return location
 

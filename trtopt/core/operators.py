@@ -22,7 +22,7 @@ from typing import Any
 
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file, sha256_file
-from trtopt.core.foreign import essence, module_of_file, own_imports, place
+from trtopt.core.foreign import essence, is_installed, module_of_file, own_imports, place
 from trtopt.core.library_output import importing
 
 PLUGINS = "TRTOPT_PLUGINS"  # variable of the environment: libraries and modules, as PATH has folders
@@ -55,16 +55,15 @@ class Operator:
         """Return the results for inputs (None where one is left out). UsageError where the reference fails."""
         with self._told(arrays):
             results = _several(self.reference(*arrays, **_own(attributes)))
-        made = [getattr(item, "shape", None) for item in arrays if item is not None]
-        said = self.shapes_of(made, attributes) if len(made) == len(arrays) else ()  # type: ignore[arg-type]
+        given = [item.shape for item in arrays if item is not None]
+        said = self.shapes_of(given, attributes) if len(given) == len(arrays) else ()
         for result, shape in zip(results, said):
             found = getattr(result, "shape", ())
-            sizes = [item if isinstance(item, int) else None for item in shape]
-            if len(found) != len(sizes) or any(size not in (None, real) for size, real in zip(sizes, found)):
+            same = (size == real or not isinstance(size, int) for size, real in zip(shape, found))
+            if len(found) != len(shape) or not all(same):
                 what = f"a result of {found}" if hasattr(result, "shape") else f"{type(result).__name__}, no array,"
-                raise UsageError(
-                    f"the reference of {self.name} gives {what} where its rule for shapes says {tuple(shape)}"
-                )
+                wanted = f"where its rule for shapes says {tuple(shape)}"
+                raise UsageError(f"the reference of {self.name} gives {what} {wanted}")
         return results
 
     def shapes_of(self, shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> tuple[Shape, ...]:
@@ -289,14 +288,8 @@ def _beside(names: Mapping[str, Any], folder: Path, found: dict[Path, None]) -> 
     for value in list(names.values()):
         module = value if inspect.ismodule(value) else sys.modules.get(getattr(value, "__module__", None) or "")
         file = Path(getattr(module, "__file__", None) or "")
-        installed = {"site-packages", "dist-packages", "trtopt"} & {*file.parts}
-        if (
-            module is not None
-            and folder in file.parents
-            and file.suffix == ".py"
-            and not installed
-            and file not in found
-        ):
+        beside = folder in file.parents and file.suffix == ".py" and not is_installed(str(file))
+        if module is not None and beside and file not in found:
             found[file] = None
             _beside(vars(module), folder, found)
 

@@ -35,6 +35,9 @@ _UNREGISTERED = re.compile(r"([\w.]+):(\w+)\(-?\d+\) is not a registered functio
 _NEWEST_OPSET = re.compile(r"support for domain ai\.onnx is till opset (\d+)")
 
 
+# On CPUs without VNNI products of uint8 and int8 saturate at 16 bits but for the first, which is one of the optimizations; the
+# second keeps Q/DQ from becoming such products.
+_EXACT = ("session.x64quantprecision", "session.disable_quant_qdq")
 CPU = "CPUExecutionProvider"
 GPU = "CUDAExecutionProvider"
 
@@ -85,23 +88,20 @@ def open_session(
     ort = require("onnxruntime", "ort", purpose)
     if not isinstance(model, ModelProto) and os.fsencode(model) != os.fspath(model).encode(errors="replace"):
         raise ModelError(f"ONNX Runtime opens files whose names are UTF-8, which {os.fspath(model)!r} isn't: rename it")
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # errors are raised, too
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    if threads == 1:
-        options.inter_op_num_threads = 1
-    levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
-    options.enable_mem_pattern = memory_pattern
+    level = "ORT_ENABLE_ALL" if optimize else "ORT_DISABLE_ALL"
+    options = _options(ort, level, threads, memory_pattern)
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(scratch()) / "model.onnx"
         providers = _on_gpu(stack, ort, tf32) if gpu and GPU in ort.get_available_providers() else [CPU]
         while True:
             file = _as_file(model, path, outputs)
             try:
-                if not optimize and (exact := _exact(ort, file, threads, providers)) is not None:
-                    return exact
+                if not optimize and _multiplies_codes(model if isinstance(model, ModelProto) else _parsed(file)):
+                    exact = _options(ort, "ORT_ENABLE_EXTENDED", threads, memory_pattern)
+                    for name in _EXACT:
+                        exact.add_session_config_entry(name, "1")
+                    with contextlib.suppress(Exception):  # no kernel for what it makes of it, as where all are int8
+                        return ort.InferenceSession(file, exact, providers=providers)
                 if unordered and any(node.op_type == "Conv" for node in _parsed(file).graph.node):
                     return _unordered(ort, file, options, providers)
                 return ort.InferenceSession(file, options, providers=providers)
@@ -109,23 +109,21 @@ def open_session(
                 model = _older(model, error)
 
 
-def _exact(ort: Any, file: str, threads: int | None, providers: Sequence[Any]) -> Any | None:
-    """A session in which products of uint8 and int8 don't saturate at 16 bits, as they do on CPUs without VNNI; that is one of
-    the optimizations. None: the model multiplies no codes, or ONNX Runtime has no kernel for what it makes of it, as where all
-    are int8."""
-    light = _parsed(file)
-    nodes = (node for body in (light.graph, *light.functions) for node in all_nodes(body))
-    if not any(node.op_type.startswith(INTEGER) for node in nodes):
-        return None
+def _options(ort: Any, level: str, threads: int | None, memory_pattern: bool) -> Any:
     options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.intra_op_num_threads = threads or 0
-    for name in ("session.x64quantprecision", "session.disable_quant_qdq"):
-        options.add_session_config_entry(name, "1")
-    with contextlib.suppress(Exception):  # they have no common base
-        return ort.InferenceSession(file, options, providers=providers)
-    return None
+    options.log_severity_level = 4  # errors are raised, too
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if threads == 1:
+        options.inter_op_num_threads = 1
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    options.enable_mem_pattern = memory_pattern
+    return options
+
+
+def _multiplies_codes(proto: ModelProto) -> bool:
+    nodes = (node for body in (proto.graph, *proto.functions) for node in all_nodes(body))
+    return any(node.op_type.startswith(INTEGER) for node in nodes)
 
 
 def _on_gpu(stack: contextlib.ExitStack, ort: Any, tf32: bool) -> list[Any]:

@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
-from trtopt.core.files import check_writable, existing_file, made_folder, write_json, writing_together
+from trtopt.core.files import check_writable, existing_file, filled_folder, write_json, writing_together
 from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
@@ -133,9 +133,8 @@ def run(request: RunRequest) -> RunResult:
             f"`device={request.device}` is a GPU, and `backend='onnxruntime'` runs on the CPU: drop one of them"
         )
     path = existing_file(request.engine, "the engine")
-    new = request.output is not None and not Path(request.output).exists()
-    folder = None if request.output is None else made_folder(request.output)
-    with _unmade(folder if new else None), Session(path, **opening_options(request)) as session:
+    place = contextlib.nullcontext() if request.output is None else filled_folder(request.output)
+    with place as folder, Session(path, **opening_options(request)) as session:
         _prepare(session, request)
         files = _files(folder, session, request.images is not None)
         ran = _Run(session, request.reporter)
@@ -150,18 +149,6 @@ def run(request: RunRequest) -> RunResult:
         request.reporter.warn("`top=` has no effect: no output scores classes")
     seen = tuple(ran.skipped), tuple(written), tuple(ran.milliseconds), tuple(ran.names)
     return RunResult(session.engine, session.backend, summaries, ranked, *seen, outputs)
-
-
-@contextlib.contextmanager
-def _unmade(folder: Path | None) -> Iterator[None]:
-    """Take a folder that was made for results away again where none came."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # something is in it
-            if folder is not None:
-                folder.rmdir()
-        raise
 
 
 def _prepare(session: Session, request: RunRequest) -> None:

@@ -160,8 +160,8 @@ class Typing(Editor):
 
 
 def _limit(value: ir.Value, dtype: ir.DataType) -> float:
-    """What stands for numbers beyond a type: its largest; of masks, which are added to scores and to each other, so little that
-    the sum of three doesn't leave FP16, in which a row that is masked throughout would be NaN. e to the power of it is zero."""
+    """Return what stands for numbers beyond a type: its largest; of masks, which are added to scores and to each other, so
+    little that the sum of three stays within FP16: a row that is masked throughout would be NaN. e to the power of it is 0."""
     masks = {node.op_type for node in value.consumers()} <= _MASKING and dtype is ir.DataType.FLOAT16
     return _MASKED if masks else float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]
 

@@ -224,8 +224,10 @@ def _groups(node: ir.Node) -> int:
 
 def _operator(node: ir.Node) -> str:
     """Return what targets that can't run some operators quantized call a node's."""
-    if node.op_type != "Conv" or _groups(node) > 1:
-        return GROUPED if node.op_type == "Conv" else str(node.op_type)
+    if node.op_type != "Conv":
+        return str(node.op_type)
+    if _groups(node) > 1:
+        return GROUPED
     return ENDING if {user.op_type for user in node.outputs[0].consumers()} == {"Sigmoid"} else "Conv"
 
 

@@ -1,4 +1,4 @@
-"""What TensorRT computes wrong around codes, in other words.
+"""Other words for what TensorRT computes wrong around codes.
 
 Seen (docs/results/certify.md): behind a DequantizeLinear 8.6.0 takes a Clip's least for 0, 10.6.0 gives other values for Neg
 and Abs. With multiplications, Max and Min, which it doesn't move in front of the DequantizeLinear, both are right. Q/DQ of

@@ -73,8 +73,8 @@ def _scale_once(node: ir.Node, editor: Editor) -> None:
 
 def _scaled(value: ir.Value | None) -> tuple[ir.Node, int, float] | None:
     """Return the Mul that gives one reader an FP32 tensor times one number, the number's slot and the number; else None."""
-    node = value.producer() if value is not None and value.dtype == ir.DataType.FLOAT and read_once(value) else None
-    if node is None or node.op_type != "Mul" or node.domain:
+    node = _made_by(value, "Mul")
+    if node is None or value is None or value.dtype != ir.DataType.FLOAT or not read_once(value):
         return None
     slot = int(constant(node.inputs[0]) is None)
     number, form = constant(node.inputs[slot]), sizes(node.inputs[1 - slot])
@@ -120,21 +120,17 @@ def _given(node: ir.Node, editor: Editor) -> ir.Value | None:
 def _guards_nothing(node: ir.Node) -> bool:
     """Tell whether a Where takes NaN out of a Softmax that makes none, as PyTorch's exporter writes attention: it makes some of
     rows that are -inf throughout, and a finite mask leaves finite scores finite. TensorRT 10 fuses no attention with it."""
-    test, guarded = node.inputs[0], node.inputs[2]
-    softmax = guarded.producer() if guarded is not None else None
-    asks = test.producer() if test is not None else None
-    masked = (
-        softmax.inputs[0].producer()
-        if softmax is not None and softmax.op_type == "Softmax" and softmax.inputs[0]
-        else None
-    )
-    return (
-        asks is not None
-        and (asks.op_type, asks.inputs[0]) == ("IsNaN", guarded)
-        and masked is not None
-        and masked.op_type == "Add"
-        and any(map(_finite, masked.inputs))
-    )
+    softmax, test = _made_by(node.inputs[2], "Softmax"), _made_by(node.inputs[0], "IsNaN")
+    if softmax is None or test is None or test.inputs[0] is not node.inputs[2]:
+        return False
+    masked = _made_by(softmax.inputs[0], "Add")
+    return masked is not None and any(map(_finite, masked.inputs))
+
+
+def _made_by(value: ir.Value | None, op: str) -> ir.Node | None:
+    """Return the node that makes a value, if it is such an operator."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op and not node.domain else None
 
 
 def _finite(value: ir.Value | None, depth: int = _DEPTH) -> bool:

@@ -254,7 +254,7 @@ def _guards(asked: Mapping[ir.Node, Precision | None]) -> Iterator[tuple[ir.Node
             uses = list(item.outputs[0].uses())
             readers += [use.node for use in uses if _GUARDED.get(use.node.op_type) == use.idx]
             after = dict.fromkeys(use.node for use in uses if use.idx == 0 and use.node.op_type in _STILL_ZERO)
-            moved += [node for node in after if node not in moved]
+            moved += [mover for mover in after if mover not in moved]
         for item in [*moved, *dict.fromkeys(readers)] if readers else ():
             if asked.get(item) is None:
                 yield item, f"{least:.2g} keeps values from zero, and is zero in FP16"
