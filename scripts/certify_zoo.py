@@ -106,7 +106,7 @@ def made(name: str) -> tuple[nn.Module, dict[str, Any]]:
     settings._attn_implementation = "eager"
     module = getattr(transformers, kind)(settings).eval()
     if name in PICTURE:
-        return Image(module), {"image": random.standard_normal((SAMPLES, 3, 64, 64), np.float32)}
+        return Image(settled(module, 64)), {"image": random.standard_normal((SAMPLES, 3, 64, 64), np.float32)}
     mask = (np.arange(32) < random.integers(8, 33, (SAMPLES, 1))).astype(np.int64)
     return Words(module), {"input_ids": random.integers(1, 1000, (SAMPLES, 32)), "attention_mask": mask}
 

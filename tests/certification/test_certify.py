@@ -200,6 +200,29 @@ def test_among_equal_scores_any_may_come_first(tied: bool) -> None:
     assert found.left_out == (("i: some scores are equal, and which of them comes first is open",) if tied else ())
 
 
+@pytest.mark.parametrize("factor", [1e-38, np.nan])
+def test_what_holds_nothing_certifies_nothing(factor: float) -> None:
+    """transformers' MobileViT with random weights gives 1e-39, in engines zero: equal to the bit, whatever is wrong."""
+    made = written(
+        "(float[n, 8] x) => (float[n, 8] y, float[n, 8] z) { h = Mul (x, f) y = Mul (h, f) z = Relu (x) }",
+        f=np.float32(factor),
+    )
+    found = trtopt.certify(made, made, data={"x": values(4, 8)}, batch=[1, 4])
+    assert found.ok and {item.output for item in found.relations} == {"z"}
+    assert found.left_out == ("y: nothing but zeros and NaN for all samples",)
+
+    def loud(batch: Arrays) -> Arrays:
+        return {"y": batch["x"], "z": np.maximum(batch["x"], 0)}
+
+    assert not trtopt.certify(made, loud, data={"x": values(4, 8)}, batch=[1, 4]).ok
+    with pytest.raises(UsageError, match="can be compared: y: nothing but zeros"):
+        trtopt.certify(
+            written("(float[n, 8] x) => (float[n, 8] y) { y = Mul (x, f) }", f=np.float32(0)),
+            lambda batch: {"y": 0 * batch["x"]},
+            data={"x": values(4, 8)},
+        )
+
+
 @pytest.mark.parametrize(("most", "right"), [(np.inf, False), (60.0, True)])
 def test_a_batch_may_run_in_kernels_of_another_type(most: float, right: bool) -> None:
     """As of an engine in FP16 whose least batch runs in FP32: exact by itself, at 65 dB among others."""

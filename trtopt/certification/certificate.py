@@ -27,6 +27,7 @@ from trtopt.certification.relations import (
     hidden_by_masks,
     own_rows,
     relations,
+    silent,
     undecided,
 )
 from trtopt.certification.request import CertifyRequest
@@ -355,7 +356,10 @@ def _tried(
     if odd := undecided(candidate, found):
         left_out.append(f"{first_of(odd)}: some scores are equal, and which of them comes first is open")
         candidate = replace(candidate, outputs=[info for info in candidate.outputs if info.name not in odd])
+    quiet = silent(candidate, [*given.wanted, *found])
     for info in candidate.outputs:
+        if info.name in quiet:
+            continue
         near, limit = closeness(candidate, info.name, given.wanted, found), least[info.name]
         at = int((near - limit).argmin())
         yield Relation(MODEL, info.name, candidate.sizes[0], float(near[at]), float(limit[at]), given.names[at])
@@ -365,8 +369,10 @@ def _tried(
     mixed = [info.name for info in candidate.outputs if info not in own]
     if mixed:
         left_out.append(f"rows of {first_of(mixed)}: in the model itself they depend on others, or on their place")
-    candidate = replace(candidate, outputs=own)
-    if not own:
+    if quiet := [name for name in quiet if name not in mixed]:
+        left_out.append(f"{first_of(quiet)}: nothing but zeros and NaN for all samples")
+    candidate = replace(candidate, outputs=[info for info in own if info.name not in quiet])
+    if not candidate.outputs:
         return
     sizes = ", ".join(map(str, candidate.sizes))
     with request.reporter.phase(f"batches of {sizes}"):

@@ -36,6 +36,7 @@ LAST_BITS = 100.0  # dB: more is never asked for
 LEAST = 6.0  # dB: less is never allowed; twice a value is 6 dB
 LEAST_OF_BATCH = 10.0  # dB: nor is less by the noise of one batch alone
 SHARE = 12.0  # dB: a row may differ by sixteen times the power of the noise that rows have in the median
+_TINY = np.finfo(np.float32).tiny  # the least normal number: GPUs take what is below for zero
 _FAINT = 1e-3  # of the mean signal: rows below are held against the mean
 
 
@@ -144,11 +145,8 @@ def closeness(candidate: Candidate, name: str, wanted: Sequence[Row], found: Seq
 
 
 def _sums(old: NDArray[np.generic], new: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Return the powers of signal and difference; of values that are finite in one alone the difference is infinite.
-
-    Below the least normal number of FP32 all is zero: GPUs flush it.
-    """
-    signal, noise = powers(*(np.where(np.abs(array) < np.finfo(np.float32).tiny, 0, array) for array in (old, new)))
+    """Return the powers of signal and difference; of values that are finite in one alone the difference is infinite."""
+    signal, noise = powers(*(np.where(np.abs(array) < _TINY, 0, array) for array in (old, new)))
     return np.array([signal, noise if np.array_equal(np.isnan(old), np.isnan(new)) else np.inf])
 
 
@@ -207,6 +205,13 @@ def _limits(candidate: Candidate, wanted: Sequence[Row], alone: Sequence[Row]) -
     have in other kernels, which another batch may run in."""
     noise = {info.name: float(np.median(closeness(candidate, info.name, wanted, alone))) for info in candidate.outputs}
     return {name: max(LEAST, min(LAST_BITS, min(decibels, candidate.most) - SHARE)) for name, decibels in noise.items()}
+
+
+def silent(candidate: Candidate, rows: Sequence[Row]) -> list[str]:
+    """Return the floating outputs that hold nothing but zeros and what isn't finite, which are alike whatever else is wrong."""
+    arrays = {info.name: [np.asarray(row[info.name]) for row in rows] for info in candidate.outputs}
+    floats = {name: np.abs(np.concatenate(items, axis=None)) for name, items in arrays.items() if _floating(items[0])}
+    return [name for name, held in floats.items() if not ((held >= _TINY) & np.isfinite(held)).any()]
 
 
 def undecided(candidate: Candidate, alone: Sequence[Row]) -> list[str]:
