@@ -140,7 +140,13 @@ def test_a_limit_of_ones_own(tmp_path: Path) -> None:
 
 
 def _lowered(proto: ModelProto, table: Table, *, typed: bool) -> Lowered:
-    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, quantized_between={})
+    can = SimpleNamespace(
+        stored_codes=typed,
+        max_opset=None if typed else 17,
+        floating=lambda *_: {},
+        quantized_between={},
+        mixes_channels="",
+    )
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
     return lower(fold(proto)[0], BuildSpec(precision=Precision.INT8), generation, table)
 

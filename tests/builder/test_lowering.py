@@ -48,9 +48,10 @@ def _lower(
     proto: onnx.ModelProto, table: Table | None, *, typed: bool, stored: bool | None = None, **spec: Any
 ) -> Lowered:
     given = {key: spec.pop(key) for key in ("embedded", "measured") if key in spec}
+    at_0 = {"Conv": "overflows"}
     can = SimpleNamespace(
-        stored_codes=typed if stored is None else stored, max_opset=None if typed else 17, float_only={}, float_only_fp8={},
-        quantized_between={}, float_only_at_0={"Conv": "overflows"},
+        stored_codes=typed if stored is None else stored, max_opset=None if typed else 17, quantized_between={},
+        floating=lambda _, level: at_0 if level == 0 else {}, mixes_channels=spec.pop("mixes_channels", ""),
     )  # fmt: skip
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
     return lower(proto, BuildSpec(**{"precision": Precision.INT8, **spec}), generation, table, **given)

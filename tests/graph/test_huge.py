@@ -41,7 +41,9 @@ assert report.ok and report.folding.removed == {"Identity": 1}, report
 ((folded, _),) = folds
 before = model_size(folded)
 assert before > 2**31
-can = SimpleNamespace(stored_codes=True, max_opset=None, float_only={}, float_only_at_0={}, quantized_between={})
+can = SimpleNamespace(
+    stored_codes=True, max_opset=None, floating=lambda *_: {}, quantized_between={}, mixes_channels=""
+)
 generation = SimpleNamespace(typed=lambda _: True, capabilities=can)
 products = [node for node in folded.graph.node if node.op_type == "MatMul"]
 entries = {name: TableEntry(1.0, "minmax") for node in products for name in node.input[:1]}

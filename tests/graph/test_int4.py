@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from trtopt import UsageError, build
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.core.values import BuildSpec, Precision
+from trtopt.engine.manifest import load_manifest
 from trtopt.graph.guard import invalid
 from trtopt.graph.passes.int4 import int4_weights, nearest
 from trtopt.graph.passes.opset import to_ir_at
@@ -21,6 +23,7 @@ from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import to_array
 from trtopt.graph.view import to_proto
 from trtopt.ort.sessions import open_session
+from trtopt.trt import select
 
 
 def _products() -> ModelProto:
@@ -157,6 +160,22 @@ def test_rtx_keeps_four_bits_a_weight(tmp_path: Any, bf16: bool) -> None:
     assert result.precision_summary.startswith("2 of 2 matrix products with INT4 weights; 2 of 2 matrix products ")
     assert not result.kept and result.coverage == {"bf16" if bf16 else "fp16": 1.0}
     assert sizes[True] < 0.4 * sizes[False]
+
+
+@pytest.mark.parametrize(
+    ("asked", "level"), [({"int4": True}, 1), ({"int4": True, "optimization_level": 3}, 3), ({}, None)]
+)
+def test_int4_is_built_at_a_level_that_doesnt_end_the_process(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], level: int | None
+) -> None:
+    """TensorRT 10.6 aborts at 2 to 4 ("LLVM ERROR: out of memory"), where a bias is added and no activation follows."""
+    generation, heard = select("rtx"), Heard()
+    monkeypatch.setattr(generation, "capabilities", replace(generation.capabilities, int4_level=1))
+    proto = written("(float[2,128] x) => (float[2,64] y) { [a] y = MatMul(x, w) }", w=values(128, 64, scale=0.1))
+    build(proto, tmp_path / "m.engine", target="sm89", backend="rtx", reporter=heard, **asked)
+    manifest = load_manifest(tmp_path / "m.engine")
+    assert manifest is not None and manifest.spec["optimization_level"] == level
+    assert any("at optimization level 1" in line for line in heard.notes) is (level == 1)
 
 
 def test_a_product_that_is_named_for_a_floating_type_keeps_its_weights(tmp_path: Any) -> None:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from graphs import values, written
-from onnx import ModelProto, load, numpy_helper, parser
+from onnx import ModelProto, TensorProto, load, numpy_helper, parser
+from onnx.shape_inference import infer_shapes
 
 from trtopt.builder.construction import build as built
+from trtopt.core.values import Precision
 from trtopt.graph.guard import invalid
-from trtopt.graph.passes.reworded import reword
+from trtopt.graph.passes.opset import to_ir_at
+from trtopt.graph.passes.reworded import reword, unfuse
+from trtopt.graph.passes.typed import to_typed
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.runner import OnnxRunner
 
 X = {"x": values(2, 8, 6, 6, scale=1.5)}
 
 
-def _net(text: str) -> ModelProto:
+def _net(text: str, **weights: Any) -> ModelProto:
     start = "[q] c = QuantizeLinear (x, s, z) [dq] d = DequantizeLinear (c, s, z)"
     numbers = {name: np.float32(number) for name, number in {"s": 0.03, "m1": -1, "p1": 1, "zero": 0}.items()}
-    return written(f"(float[2,8,6,6] x) => (float y) {{ {start} {text} }}", z=np.int8(0), **numbers)
+    return written(f"(float[2,8,6,6] x) => (float y) {{ {start} {text} }}", z=np.int8(0), **numbers, **weights)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +112,46 @@ def test_scales_along_an_axis_are_factors_of_codes_of_scale_1(axis: int, opset: 
     assert [node.op_type for node in made.graph.node][:4] == ["Div", "QuantizeLinear", "DequantizeLinear", "Mul"]
     for name, found in OnnxRunner(made, optimize=False)(X).items():
         assert np.array_equal(found, wanted[name]), name
+
+
+@pytest.mark.parametrize(
+    ("text", "wide"),
+    [
+        ("[a] y = LeakyRelu <alpha = 0.2> (r)", ["a"]),
+        ("[a] y = PRelu (r, p)", ["a"]),
+        ("[a] g = Sigmoid (r) [o] y = Add (g, g)", ["a"]),
+        ("[t] t = DepthToSpace <blocksize = 2> (r) [a] y = Tanh (t)", ["a"]),
+        ("[d] d1 = Div (r, k) [e] e = Erf (d1) [m] y = Mul (r, e)", ["d", "m"]),
+        (
+            "[a] g = Elu (r) [code] q = QuantizeLinear (g, s, z) [o] o = DequantizeLinear (q, s, z) [p] y = Add (o, g)",
+            ["a"],
+        ),
+        # What TensorRT computes right stays as it is.
+        ("[a] g = Sigmoid (r) [m] y = Mul (r, g)", []),
+        ("[a] y = Relu (r)", []),
+        ("[a] g = Elu (r) [code] q = QuantizeLinear (g, s, z) [o] y = DequantizeLinear (q, s, z)", []),
+        ("[b] b = Add (r, r) [a] y = Tanh (b)", []),
+    ],
+)
+def test_what_follows_a_quantized_convolution_is_in_fp32(text: str, wide: list[str]) -> None:
+    convolution = "[v] v = DequantizeLinear (w, s, z) [r] r = Conv (d, v)"
+    weights = np.random.default_rng(0).integers(-20, 21, (4, 8, 3, 3)).astype(np.int8)
+    net = _net(f"{convolution} {text}", w=weights, p=values(4, 1, 1), k=np.float32(2))
+    model = to_ir_at(net, 19)
+    to_typed(model, Precision.FP16)
+    wanted, result = OnnxRunner(to_proto(model), optimize=False)(X)["y"], unfuse(model, "channels are mixed up")
+    made = to_proto(result.model)
+    assert not invalid(made) and list(result.changes) == wide == [item.node for item in result.kept]
+    types = {value.name: value.type.tensor_type.elem_type for value in infer_shapes(made).graph.value_info}
+    named = {item.name: item for item in made.graph.node}
+    assert all(types[named[name].output[0]] == TensorProto.FLOAT for name in wide)
+    found = OnnxRunner(made, optimize=False)(X)["y"]
+    assert np.allclose(found, wanted, atol=2e-3, rtol=2e-3) and (wide or np.array_equal(found, wanted))
+
+
+def test_without_shorter_floats_nothing_is_widened() -> None:
+    """In FP32 TensorRT 10.6 is right."""
+    net = _net(
+        "[v] v = DequantizeLinear (w, s, z) [r] r = Conv (d, v) [a] y = Tanh (r)", w=np.ones((4, 8, 3, 3), np.int8)
+    )
+    assert not unfuse(to_ir(net), "channels are mixed up").changes

@@ -28,7 +28,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.typed import keep_fp32
+from trtopt.graph.passes.typed import keep_fp32, raise_guards
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import OnnxSession
@@ -131,6 +131,23 @@ def test_what_keeps_values_from_zero_does_so_in_fp16_too(guard: str, least: floa
     assert set(_reasons(proto)) == ({"guard", "read", *also} if stays else set())
     zeros = np.zeros((1, 3, 8, 8), np.float32)
     assert np.isfinite(OnnxSession(_typed(proto), threads=1)({"x": zeros})["y"]).all()
+
+
+@pytest.mark.parametrize(
+    ("guard", "reader", "raised"),
+    [("Clip (x, least)", "Div (x, guarded)", True), ("Max (x, least)", "Div (x, guarded)", True),
+     ("Max (x, least)", "Log (guarded)", False), ("Add (x, least)", "Div (x, guarded)", False)],
+)  # fmt: skip
+def test_divisors_of_weakly_typed_builds_stay_above_zero_in_fp16(guard: str, reader: str, raised: bool) -> None:
+    net = written(f"(float[n,8] x) => (float[] y) {{ [g] guarded = {guard} y = {reader} }}", least=np.float32(1e-12))
+    result = raise_guards(to_ir(net))
+    assert list(result.changes) == ["g"] * raised
+    if raised:
+        (least,) = to_proto(result.model).graph.initializer
+        assert np.float16(numpy_helper.to_array(least)) > 0
+        found = [OnnxSession(made, threads=1)({"x": values(4, 8)})["y"] for made in (net, to_proto(result.model))]
+        above = values(4, 8) > 1e-6
+        assert np.array_equal(found[0][above], found[1][above])
 
 
 def test_inputs_that_onnx_defines_as_fp32_stay_so() -> None:

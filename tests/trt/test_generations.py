@@ -618,9 +618,11 @@ def test_plugins_are_registered_before_a_plan_names_them(
     assert done == ["plugins", "runtime"]
 
 
-def test_what_stays_out_of_fp8_is_named_as_placement_names_it(stand_in: Install) -> None:
+def test_what_stays_in_floats_is_named_as_placement_names_it(stand_in: Install) -> None:
     for version in ("10.16.1", "11.4.0"):
         capabilities = stand_in(version)[1].capabilities
-        assert set(capabilities.float_only_fp8) == {"ConvTranspose", GROUPED}
+        assert set(capabilities.floating(Precision.FP8, 3)) == {"ConvTranspose", GROUPED}
+        at_0 = {"MatMul", "Gemm"} if version == "10.16.1" else set()
+        assert set(capabilities.floating(Precision.INT8, 0)) - set(capabilities.floating(Precision.INT8, 1)) == at_0
         assert "(seen on 10.6)" in capabilities.quantized_between["ConvTranspose"]  # 11 wasn't tried
-    assert set(GENERATIONS["rtx"].known["float_only_fp8"]) == {GROUPED}
+    assert set(GENERATIONS["rtx"].known["float_only"]["fp8"]) == {"ConvTranspose", GROUPED}

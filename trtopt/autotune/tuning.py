@@ -172,7 +172,7 @@ class _TunedModel:
             graph,
             base=self.spec.base,
             overrides=(*self.spec.overrides, *kept_out(left_out, self.spec.base)),
-            excluded=can.float_only,
+            excluded=can.floating(Precision.INT8, self.spec.optimization_level),
             between=can.quantized_between,
             gates=gates,
         )

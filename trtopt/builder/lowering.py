@@ -27,9 +27,9 @@ from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.quantize import FORMATS, insert_qdq, is_quantized
 from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.passes.reworded import reword
+from trtopt.graph.passes.reworded import reword, unfuse
 from trtopt.graph.passes.smooth import smooth
-from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
+from trtopt.graph.passes.typed import keep_fp32, overflowing, raise_guards, to_typed, typed_already, typed_opset
 from trtopt.graph.proto import all_nodes, dtype_name, forget_placeholders, inferred_values, whole_copy
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.trt.capabilities import precisions
@@ -127,8 +127,13 @@ def lower(
         in_fp32, layer_precision, preferred = passes[-1].kept, dict[str, Precision](), dict[str, Precision]()
         if not spec.precision.quantized:
             asked = {name: spec.base for name in heavy if name in passes[-1].changes} | overrides
+        if reason := generation.capabilities.mixes_channels:
+            passes.append(unfuse(model, reason))
+            in_fp32 = (*in_fp32, *passes[-1].kept)
     else:
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)
+        if spec.base is Precision.FP16:
+            passes.append(raise_guards(model))
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: precision for node, precision in overrides.items() if not precision.quantized}
         # What a weakly typed build would compute in FP32 where that saves it a conversion.
@@ -199,14 +204,13 @@ def _quantize(
     int8, capabilities = spec.precision is Precision.INT8, generation.capabilities
     if table.smoothed and int8:
         passes.append(smooth(model, table.smoothed))
-    at_0 = capabilities.float_only_at_0 if spec.optimization_level == 0 else {}
     reasons = {**dict.fromkeys(without_scales(table), NO_SCALE), **(table.left_out if int8 else {}), **left_out}
     points = find_points(
         model,
         spec.precision,
         base=spec.base,
         overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
-        excluded={**capabilities.float_only, **(at_0 if int8 else capabilities.float_only_fp8)},
+        excluded=capabilities.floating(spec.precision, spec.optimization_level),
         between=capabilities.quantized_between if int8 else None,
         gates=table.gates if int8 else (),
     )

@@ -156,6 +156,11 @@ def plan_build(request: BuildRequest, spec: BuildSpec | None = None) -> BuildPla
     anew, generation = reduced and (sampled or request.calib is not None), select(request.backend)
     quantized = without_scales(model) if anew else holds_scales(model)
     generation.refuse(spec)
+    if spec.int4 and spec.optimization_level is None and (level := generation.capabilities.int4_level) is not None:
+        reporter.note(
+            f"at optimization level {level}: at others {generation} ends the process at many products in INT4"
+        )
+        spec = replace(spec, optimization_level=level)
     generation.compile_operators(model.proto, spec, reporter)
     long_work = (sampled or reduced) and request.calib is None
     # Before it the parser is asked, which passes over what a plugin doesn't read.

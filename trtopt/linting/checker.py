@@ -393,7 +393,7 @@ def _lowered(folded: ModelProto, can: Capabilities | None) -> tuple[ModelProto, 
 
 def _listed(model: ir.Model, can: Capabilities | None) -> tuple[ListedNode, ...]:
     """List the nodes of the main graph, for a target of these capabilities."""
-    lacking: Any = {"excluded": can.float_only, "between": can.quantized_between} if can else {}
+    lacking: Any = {"excluded": can.floating(Precision.INT8), "between": can.quantized_between} if can else {}
     quantized = any(node.op_type in QDQ for node in model.graph)
     points = Points({}) if quantized else find_points(model, **lacking)
     precisions = {item.node: (str(item.precision), item.reason) for item in points.kept}

@@ -40,13 +40,14 @@ class Capabilities:
         options: those that not every TensorRT has and this one has, such as "refit" (`values.Setting`).
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
-        float_only: operator → why it runs in floating point even between Q/DQ; "grouped Conv" is an operator of its own,
-            "Conv before a Sigmoid alone", too.
-        float_only_fp8: the same, of what runs in INT8 but not in FP8; float_only_at_0: of INT8 at optimization level 0.
+        float_only: precision, or "int8 at level 0" for that optimization level → operator → why it runs in floating point
+            even between Q/DQ; "grouped Conv" is an operator of its own, "Gemm before a Relu", too.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
         quantized_between: operator → why it runs quantized only where its result is quantized, too.
         gates_in_int8: squeeze-and-excite may be faster as a whole in INT8, so that `tune` tries it.
+        mixes_channels: why what stands behind a convolution in INT8 has to be computed in FP32; empty: it hasn't.
+        int4_level: optimization level of builds with INT4 weights that ask for none; None: TensorRT's own.
         stored_codes: it takes weights as stored codes; without, as floats with Q/DQ behind them (`passes.old_parser`).
     """
 
@@ -61,14 +62,18 @@ class Capabilities:
     hardware_levels: frozenset[str]
     progress_monitor: bool
     max_opset: int | None = None
-    float_only: Mapping[str, str] = field(default_factory=dict)
-    float_only_fp8: Mapping[str, str] = field(default_factory=dict)
-    float_only_at_0: Mapping[str, str] = field(default_factory=dict)
+    float_only: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     types: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
     quantized_between: Mapping[str, str] = field(default_factory=dict)
     gates_in_int8: bool = False
+    mixes_channels: str = ""
+    int4_level: int | None = None
     stored_codes: bool = False
+
+    def floating(self, precision: Precision, level: int | None = None) -> dict[str, str]:
+        """Return operator → why it isn't quantized, at an optimization level."""
+        return {**self.float_only.get(str(precision), {}), **self.float_only.get(f"{precision} at level {level}", {})}
 
     def describe(self) -> dict[str, Any]:
         """Return them as plain JSON values."""

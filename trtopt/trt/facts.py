@@ -38,23 +38,22 @@ class Facts:
         return [gpus for since, gpus in self.gpus.items() if version >= since][-1]
 
 
+_FP8 = {  # seen on 10.6, H100 (docs/results/tensorrt-10.md)
+    "ConvTranspose": "TensorRT has no transposed convolution in FP8",
+    "grouped Conv": "TensorRT makes a grouped convolution in FP8 one convolution for each group",
+}
 _SINCE_10 = {
-    "float_only_fp8": {  # seen on 10.6, H100 (docs/results/tensorrt-10.md)
-        "ConvTranspose": "TensorRT has no transposed convolution in FP8",
-        "grouped Conv": "TensorRT makes a grouped convolution in FP8 one convolution for each group",
-    },
+    "float_only": {"fp8": _FP8},
     # "No supported formats", at any kernel, stride and level.
     "quantized_between": {
         "ConvTranspose": "TensorRT builds a transposed convolution in INT8 only where its result is quantized right behind it, "
         "or behind a Relu or Clip (seen on 10.6)"
     },
 }
+_NONE_IN_RTX = "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
 _AT_0 = dict.fromkeys(  # docs/results/certify.md
     ("MatMul", "Gemm"),
     "at optimization level 0 TensorRT 10.6 brings an INT8 product's sums through FP16, where large ones become infinite",
-) | dict.fromkeys(
-    ("Conv", "grouped Conv", "Conv before a Sigmoid alone", "ConvTranspose"),
-    "at optimization level 0 TensorRT 10.6 gives what some convolutions in INT8 write, as before a Sigmoid, as codes",
 )
 LATER = 1000  # compute capabilities that there may be
 
@@ -81,11 +80,13 @@ GENERATIONS: dict[str, Facts] = {
         gpus={(10,): range(70, 91), (10, 5): range(75, 91), (10, 8): range(75, LATER)},
         known={
             **_SINCE_10,
-            "float_only_at_0": _AT_0,
-            "float_only": {  # docs/results/certify.md
-                "Conv before a Sigmoid alone": "TensorRT 10.6 gave its results as codes without a scale, seen at "
-                "optimization level 0 and not tried at others"
+            "float_only": {  # docs/results/certify.md, as what follows
+                "int8": {"Gemm before a Relu": "TensorRT 10.6 gave AlexNet's wrong in INT8 (5 dB of 40)"},
+                "int8 at level 0": _AT_0,
+                "fp8": _FP8,
             },
+            "mixes_channels": "TensorRT 10.6 mixes up the channels that a convolution in INT8 writes behind it as FP16",
+            "int4_level": 1,  # at 2 to 4 most products with a bias end the process: "LLVM ERROR: out of memory"
         },
     ),
     "tensorrt11": Facts(
@@ -105,10 +106,11 @@ GENERATIONS: dict[str, Facts] = {
             "hardware_levels": frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
             "stored_codes": True,
             "float_only": {
-                "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
-            },
-            "float_only_fp8": {
-                "grouped Conv": "FP8's three bits lose what a grouped convolution gives, whose few products don't average"
+                "int8": {"ConvTranspose": _NONE_IN_RTX},
+                "fp8": {
+                    "ConvTranspose": _NONE_IN_RTX,
+                    "grouped Conv": "FP8's three bits lose what a grouped convolution gives, whose few products don't average",
+                },
             },
             "absent": {
                 "NonMaxSuppression": "TensorRT-RTX has no implementation of it; export the model without it and select the "

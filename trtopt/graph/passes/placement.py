@@ -21,7 +21,6 @@ from trtopt.graph.op_types import FUSED_ACTIVATIONS, RECURRENT, SIGMOIDS, WEIGHT
 from trtopt.graph.passes.int8_neighbours import Reads, activation_of, is_pooling, preserves, quantize_neighbours
 from trtopt.graph.view import attribute, channel_axes, constant_tensor, is_constant, is_float, read_once, sizes
 
-ENDING = "Conv before a Sigmoid alone"
 GROUPED = "grouped Conv"  # an operator of its own where targets exclude operators
 _MEANS = ("GlobalAveragePool", "ReduceMean")  # of all pixels
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
@@ -224,11 +223,10 @@ def _groups(node: ir.Node) -> int:
 
 def _operator(node: ir.Node) -> str:
     """Return what targets that can't run some operators quantized call a node's."""
-    if node.op_type != "Conv":
-        return str(node.op_type)
-    if _groups(node) > 1:
+    if node.op_type == "Conv" and _groups(node) > 1:
         return GROUPED
-    return ENDING if {user.op_type for user in node.outputs[0].consumers()} == {"Sigmoid"} else "Conv"
+    behind = {user.op_type for user in node.outputs[0].consumers()}
+    return "Gemm before a Relu" if node.op_type == "Gemm" and behind == {"Relu"} else str(node.op_type)
 
 
 def _floating_ends(search: Reads) -> set[str]:

@@ -2,7 +2,8 @@
 
 Seen (docs/results/certify.md): behind a DequantizeLinear 8.6.0 takes a Clip's least for 0, 10.6.0 gives other values for Neg
 and Abs. With multiplications, Max and Min, which it doesn't move in front of the DequantizeLinear, both are right. Q/DQ of
-activations with a scale for each place of an axis give zeros or NaN on 10.6.0 in FP16.
+activations with a scale for each place of an axis give zeros or NaN on 10.6.0 in FP16. And a convolution in INT8 that writes
+FP16 behind an activation mixes up its channels on 10.6.0 if they are more than 32.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.op_types import QDQ, SCALE_PRESERVING, SELECTING
+from trtopt.core.values import Kept, Precision
+from trtopt.graph.op_types import ELEMENTWISE, MOVING, QDQ, SCALE_PRESERVING, SELECTING
 from trtopt.graph.passes.result import Line, PassResult, chain
 from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, is_float, operand, sizes
 
+_FUSED = ELEMENTWISE - MOVING - {*QDQ, "Add", "Clip", "Relu", "Sub"}
 _WITH_IT = SCALE_PRESERVING | {"Abs", "Clip", "Concat", "Neg", "Relu"}  # what TensorRT may move in front of one
 
 
@@ -36,6 +39,54 @@ def reword(model: ir.Model, *, everywhere: bool = False) -> PassResult:
             behind.update(node.outputs)
     drop_unread(model.graph)
     return PassResult(model, changes)
+
+
+def unfuse(model: ir.Model, reason: str) -> PassResult:
+    """Compute in FP32 what TensorRT would make a part of a quantized convolution that writes FP16 or BF16.
+
+    Args:
+        reason: why they are kept in FP32.
+    """
+    editor, kept, behind = Editor(model), list[Kept](), set[ir.Value]()
+    for node in list(model.graph):
+        read = [value for value in node.inputs if value is not None]
+        maker = read[0].producer() if read else None
+        of_codes = node.op_type == "Conv" and maker is not None and maker.op_type == "DequantizeLinear"
+        if of_codes or (node.op_type in MOVING and read and read[0] in behind):
+            behind.update(node.outputs)
+        elif node.op_type in _FUSED and not behind.isdisjoint(read) and _gives_short_floats(node) and not _swish(node):
+            kept.append(Kept(str(node.name), node.op_type, Precision.FP32, reason))
+            _widen(node, editor)
+    return PassResult(model, [item.node for item in kept], tuple(kept))
+
+
+def _gives_short_floats(node: ir.Node) -> bool:
+    result = node.outputs[0]
+    short = is_float(result) and result.dtype is not ir.DataType.FLOAT
+    return short and (result.is_graph_output() or any(use.op_type != "QuantizeLinear" for use in result.consumers()))
+
+
+def _swish(node: ir.Node) -> bool:
+    """Tell if it is one of the two nodes of x · sigmoid(x), which TensorRT has kernels of its own for."""
+    products = node.outputs[0].consumers() if node.op_type == "Sigmoid" else [node]
+    pairs = [pair for item in products if item.op_type == "Mul" for pair in (item.inputs, item.inputs[::-1])]
+    gates = [(gate.producer(), value) for gate, value in pairs]
+    return any(gate is not None and gate.op_type == "Sigmoid" and gate.inputs[0] is value for gate, value in gates)
+
+
+def _widen(node: ir.Node, editor: Editor) -> None:
+    """Let a cast take a node's place, of the same operator in FP32."""
+    line, narrow = Line(editor, node), node.outputs[0].dtype
+    read = [line("Cast", value, to=ir.DataType.FLOAT) if is_float(value) else value for value in node.inputs]
+    wide = line(node.op_type, *read, **node.attributes)
+    for made in line.nodes:
+        made.outputs[0].dtype = ir.DataType.FLOAT
+    node.graph.insert_before(node, line.nodes)
+    line.nodes[-1].name, node.name, node.op_type = node.name, line.nodes[-1].name, "Cast"
+    node.attributes.clear()
+    node.attributes["to"] = ir.AttrInt64("to", narrow)
+    node.resize_inputs(1)
+    node.replace_input_with(0, wide)
 
 
 def starts_at_zero(clip: ir.Node) -> bool:

@@ -21,7 +21,7 @@ from trtopt.graph.op_types import CONTROL_FLOW, MULTIPLYING, QDQ, RECURRENT, RES
 from trtopt.graph.passes.casts import IR_TYPES, PINNED_SLOTS, Typing, is_fp32, scale_and_shift
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import STANDARD
-from trtopt.graph.view import constant, is_constant, is_float, operand, opset_of, read_once, slots
+from trtopt.graph.view import Editor, constant, drop_unread, is_constant, is_float, operand, opset_of, read_once, slots
 
 FP16_MAX = 65504.0
 MARGIN = 2.0  # how much larger values may be on samples that weren't measured
@@ -247,17 +247,42 @@ def _behind_squares(squares: Sequence[ir.Node], asked: Mapping[ir.Node, Precisio
 def _guards(asked: Mapping[ir.Node, Precision | None]) -> Iterator[tuple[ir.Node, str]]:
     """`x + 1e-8` or `max(x, 1e-10)` before a logarithm or a division: in FP16 the constant is zero, and guards nothing."""
     for node in asked:
-        if not (least := _lost_guard(node)):
+        if least := _lost_guard(node):
+            moved, readers = _guarded(node)
+            for item in [*moved, *readers] if readers else ():
+                if asked.get(item) is None:
+                    yield item, f"{least:.2g} keeps values from zero, and is zero in FP16"
+
+
+def _guarded(guard: ir.Node) -> tuple[list[ir.Node], list[ir.Node]]:
+    """Return a guard with what moves its result, and what zero would make infinite there."""
+    moved, readers = [guard], list[ir.Node]()
+    for item in moved:  # which grows
+        uses = list(item.outputs[0].uses())
+        readers += [use.node for use in uses if _GUARDED.get(use.node.op_type) == use.idx]
+        after = dict.fromkeys(use.node for use in uses if use.idx == 0 and use.node.op_type in _STILL_ZERO)
+        moved += [mover for mover in after if mover not in moved]
+    return moved, list(dict.fromkeys(readers))
+
+
+def raise_guards(model: ir.Model) -> PassResult:
+    """Raise what divisors are at least, as in PyTorch's normalize, to what FP16 holds, for weakly typed builds: 8.6 doesn't keep to
+    `keep_fp32` within its regions, and swin_v2 was NaN. A summand, as in LayerNormalization, stays: it changes all values."""
+    editor, changes = Editor(model), list[str]()
+    for node in model.graph:
+        if node.op_type == "Add" or not _lost_guard(node) or {item.op_type for item in _guarded(node)[1]} != {"Div"}:
             continue
-        moved, readers = [node], list[ir.Node]()
-        for item in moved:  # which grows
-            uses = list(item.outputs[0].uses())
-            readers += [use.node for use in uses if _GUARDED.get(use.node.op_type) == use.idx]
-            after = dict.fromkeys(use.node for use in uses if use.idx == 0 and use.node.op_type in _STILL_ZERO)
-            moved += [mover for mover in after if mover not in moved]
-        for item in [*moved, *dict.fromkeys(readers)] if readers else ():
-            if asked.get(item) is None:
-                yield item, f"{least:.2g} keeps values from zero, and is zero in FP16"
+        for slot, value in enumerate(node.inputs):
+            if (
+                (content := constant(value)) is not None
+                and content.size
+                and 0 < content.min() <= content.max() <= _LEAST
+            ):
+                least = np.full(content.shape, 2 * _LEAST, content.dtype)
+                node.replace_input_with(slot, editor.constant(f"{node.name}/least", least))
+        changes.append(str(node.name))
+    drop_unread(model.graph)
+    return PassResult(model, changes)
 
 
 def _lost_guard(node: ir.Node) -> float:
