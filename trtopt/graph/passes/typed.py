@@ -266,8 +266,11 @@ def _guarded(guard: ir.Node) -> tuple[list[ir.Node], list[ir.Node]]:
 
 
 def raise_guards(model: ir.Model) -> PassResult:
-    """Raise what divisors are at least, as in PyTorch's normalize, to what FP16 holds, for weakly typed builds: 8.6 doesn't keep to
-    `keep_fp32` within its regions, and swin_v2 was NaN. A summand, as in LayerNormalization, stays: it changes all values."""
+    """Raise what divisors are at least, as in PyTorch's normalize, to what FP16 holds, for weakly typed builds.
+
+    Within its regions 8.6 doesn't keep to `keep_fp32`, and swin_v2 was NaN. A summand, as in LayerNormalization, stays: it
+    changes all values.
+    """
     editor, changes = Editor(model), list[str]()
     for node in model.graph:
         if node.op_type == "Add" or not _lost_guard(node) or {item.op_type for item in _guarded(node)[1]} != {"Div"}:
