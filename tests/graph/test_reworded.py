@@ -131,12 +131,15 @@ def test_scales_along_an_axis_are_factors_of_codes_of_scale_1(axis: int, opset: 
         ("[a] y = Relu (r)", []),
         ("[a] g = Elu (r) [code] q = QuantizeLinear (g, s, z) [o] y = DequantizeLinear (q, s, z)", []),
         ("[b] b = Add (r, r) [a] y = Tanh (b)", []),
+        ("[k2] k2 = DequantizeLinear (u, s, z) [f] f = Conv <group = 8> (d, k2) [a] y = Tanh (f)", []),
     ],
 )
 def test_what_follows_a_quantized_convolution_is_in_fp32(text: str, wide: list[str]) -> None:
     convolution = "[v] v = DequantizeLinear (w, s, z) [r] r = Conv (d, v)"
     weights = np.random.default_rng(0).integers(-20, 21, (4, 8, 3, 3)).astype(np.int8)
-    net = _net(f"{convolution} {text}", w=weights, p=values(4, 1, 1), k=np.float32(2))
+    net = _net(
+        f"{convolution} {text}", w=weights, u=weights[:1].reshape(8, 1, 3, 3), p=values(4, 1, 1), k=np.float32(2)
+    )
     model = to_ir_at(net, 19)
     to_typed(model, Precision.FP16)
     wanted, result = OnnxRunner(to_proto(model), optimize=False)(X)["y"], unfuse(model, "channels are mixed up")

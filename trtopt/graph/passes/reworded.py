@@ -52,6 +52,7 @@ def unfuse(model: ir.Model, reason: str) -> PassResult:
         read = [value for value in node.inputs if value is not None]
         maker = read[0].producer() if read else None
         of_codes = node.op_type == "Conv" and maker is not None and maker.op_type == "DequantizeLinear"
+        of_codes &= attribute(node, "group", 1) == 1  # grouped ones run in FP16 before an activation
         if of_codes or (node.op_type in MOVING and read and read[0] in behind):
             behind.update(node.outputs)
         elif node.op_type in _FUSED and not behind.isdisjoint(read) and _gives_short_floats(node) and not _swish(node):
