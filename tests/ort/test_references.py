@@ -204,6 +204,19 @@ def test_results_of_another_type_are_said_by_the_operator() -> None:
     assert np.array_equal(OnnxRunner(net, optimize=True)({"x": x})["y"], x.argmax(1))
 
 
+@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (0.25, False)])
+def test_fractions_do_not_become_whole_numbers(factor: float, right: bool) -> None:
+    operator("acme::Level", shapes=lambda x: [x], outputs=("int32",))(lambda x: factor * np.floor(x))
+    net = written("(float[n,3] x) => (int32[n,3] y) { b = acme.Level(x) y = Abs(b) }")
+    net.opset_import.add(domain="acme", version=1)
+    run, x = OnnxRunner(net, optimize=True), values(4, 3, scale=9)
+    if right:
+        assert np.array_equal(run({"x": x})["y"], np.abs(np.floor(x)))
+        return
+    with pytest.raises(UsageError, match="fractions; the graph has int32 there"):
+        run({"x": x})
+
+
 def test_bodies_of_control_flow_call_no_reference() -> None:
     operator("acme::Twice", shapes=lambda x: [x])(lambda x: 2 * x)
     net = written(

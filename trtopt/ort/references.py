@@ -112,7 +112,10 @@ class SplitSession:
             if len(results) != len(node.output):
                 given, needed = counted(len(results), "result"), len(node.output)
                 raise UsageError(f"the reference of {operator.name} gives {given}; {node_label(node)} has {needed}")
-            return {name: _of_type(result, kind) for name, result, kind in zip(node.output, results, types) if name}
+            named = f"the reference of {operator.name} gives {node_label(node)}"
+            return {
+                name: _of_type(result, kind, named) for name, result, kind in zip(node.output, results, types) if name
+            }
 
         return call
 
@@ -142,8 +145,12 @@ def _described(value: ValueInfoProto) -> SimpleNamespace:
     return SimpleNamespace(name=value.name, type=f"tensor({kind})", shape=sizes)
 
 
-def _of_type(result: Any, declared: ValueInfoProto | None) -> NDArray[Any]:
+def _of_type(result: Any, declared: ValueInfoProto | None, who: str) -> NDArray[Any]:
     """Return a reference's result in the type that the graph goes on with: Python computes in float64 by itself."""
-    kind = 0 if declared is None else declared.type.tensor_type.elem_type
-    array = np.asarray(result)
-    return np.ascontiguousarray(array, helper.tensor_dtype_to_np_dtype(kind) if kind else None).reshape(array.shape)
+    kind, array = 0 if declared is None else declared.type.tensor_type.elem_type, np.asarray(result)
+    made = np.ascontiguousarray(array, helper.tensor_dtype_to_np_dtype(kind) if kind else None).reshape(array.shape)
+    if array.dtype.kind == "f" and made.dtype.kind in "biu" and not np.array_equal(array, made):
+        raise UsageError(
+            f"{who} fractions; the graph has {made.dtype} there: round them, or name its type in `outputs=`"
+        )
+    return made
