@@ -146,6 +146,7 @@ def _lowered(proto: ModelProto, table: Table, *, typed: bool) -> Lowered:
         floating=lambda *_: {},
         quantized_between={},
         mixes_channels="",
+        least_scale=0,
     )
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
     return lower(fold(proto)[0], BuildSpec(precision=Precision.INT8), generation, table)

@@ -42,7 +42,7 @@ assert report.ok and report.folding.removed == {"Identity": 1}, report
 before = model_size(folded)
 assert before > 2**31
 can = SimpleNamespace(
-    stored_codes=True, max_opset=None, floating=lambda *_: {}, quantized_between={}, mixes_channels=""
+    stored_codes=True, max_opset=None, floating=lambda *_: {}, quantized_between={}, mixes_channels="", least_scale=0
 )
 generation = SimpleNamespace(typed=lambda _: True, capabilities=can)
 products = [node for node in folded.graph.node if node.op_type == "MatMul"]

@@ -235,18 +235,6 @@ def test_what_the_target_cannot_run_is_kept_for_its_reason() -> None:
     assert _reasons(points_of(model, excluded={"ConvTranspose": "planned in float"})) == {"up_node": "planned in float"}
 
 
-def test_a_product_that_a_relu_alone_reads_is_an_operator_of_its_own() -> None:
-    text = "f = Flatten (x) g0 = Gemm (f, w, b) r0 = Relu (g0) g1 = Gemm (r0, v, b) s = Sigmoid (g1) y = Add (g1, s)"
-    net = written(
-        f"(float[n,4,4,4] x) => (float y) {{ {text} }}",
-        w=values(64, 64),
-        v=values(64, 64, seed=1),
-        b=values(64, seed=2),
-    )
-    excluded = {"Gemm before a Relu": "wrong"}
-    assert _reasons(points_of(fold(net)[0], excluded=excluded)) == {"Gemm_g0": "wrong"}
-
-
 def test_fp8_quantizes_per_tensor_and_only_around_its_layers() -> None:
     net = Net().write("c0 = Conv (x) skip = Relu (c0) c1 = Conv (skip) sum = Add (c1, skip)")
     points = points_of(net.model("sum"), Precision.FP8)

@@ -41,12 +41,13 @@ class Capabilities:
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
         float_only: precision, or "int8 at level 0" for that optimization level → operator → why it runs in floating point
-            even between Q/DQ; "grouped Conv" is an operator of its own, "Gemm before a Relu", too.
+            even between Q/DQ; "grouped Conv" is an operator of its own.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
         quantized_between: operator → why it runs quantized only where its result is quantized, too.
         gates_in_int8: squeeze-and-excite may be faster as a whole in INT8, so that `tune` tries it.
         mixes_channels: why what stands behind a convolution in INT8 has to be computed in FP32; empty: it hasn't.
+        least_scale: least product of two scales that a matrix product in INT8 may have.
         int4_level: optimization level of builds with INT4 weights that ask for none; None: TensorRT's own.
         stored_codes: it takes weights as stored codes; without, as floats with Q/DQ behind them (`passes.old_parser`).
     """
@@ -68,6 +69,7 @@ class Capabilities:
     quantized_between: Mapping[str, str] = field(default_factory=dict)
     gates_in_int8: bool = False
     mixes_channels: str = ""
+    least_scale: float = 0.0
     int4_level: int | None = None
     stored_codes: bool = False
 

@@ -223,10 +223,7 @@ def _groups(node: ir.Node) -> int:
 
 def _operator(node: ir.Node) -> str:
     """Return what targets that can't run some operators quantized call a node's."""
-    if node.op_type == "Conv" and _groups(node) > 1:
-        return GROUPED
-    behind = {user.op_type for user in node.outputs[0].consumers()}
-    return "Gemm before a Relu" if node.op_type == "Gemm" and behind == {"Relu"} else str(node.op_type)
+    return GROUPED if node.op_type == "Conv" and _groups(node) > 1 else str(node.op_type)
 
 
 def _floating_ends(search: Reads) -> set[str]:
