@@ -14,8 +14,9 @@ from onnx.shape_inference import infer_shapes
 from trtopt.builder.construction import build as built
 from trtopt.core.values import Precision
 from trtopt.graph.guard import invalid
+from trtopt.graph.passes.old_parser import with_float_weights
 from trtopt.graph.passes.opset import to_ir_at
-from trtopt.graph.passes.reworded import reword, unfuse
+from trtopt.graph.passes.reworded import reword, unfuse, unquantize_small
 from trtopt.graph.passes.typed import to_typed
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.runner import OnnxRunner
@@ -158,3 +159,20 @@ def test_without_shorter_floats_nothing_is_widened() -> None:
         "[v] v = DequantizeLinear (w, s, z) [r] r = Conv (d, v) [a] y = Tanh (r)", w=np.ones((4, 8, 3, 3), np.int8)
     )
     assert not unfuse(to_ir(net), "channels are mixed up").changes
+
+
+@pytest.mark.parametrize(("scale", "changed"), [(1e-5, ["m"]), (1e-3, [])])
+def test_products_of_small_scales_read_floats(scale: float, changed: list[str]) -> None:
+    net = _net(
+        "[v] v = DequantizeLinear <axis = 1> (w, t, o) [m] h = MatMul (d, v) [n] y = MatMul (h, v)",
+        w=np.random.default_rng(0).integers(-127, 128, (6, 6)).astype(np.int8),
+        t=np.linspace(scale / 2, scale, 6, dtype=np.float32),
+        o=np.zeros(6, np.int8),
+    )
+    model = with_float_weights(to_ir(net)).model
+    result = unquantize_small(model, 2.0**-20, Precision.FP16)
+    made = to_proto(result.model)
+    assert not invalid(made) and list(result.changes) == changed == [item.node for item in result.kept]
+    assert np.array_equal(OnnxRunner(made, optimize=False)(X)["y"], OnnxRunner(net, optimize=False)(X)["y"])
+    readers = {item.name: item.input[1] for item in made.graph.node if item.op_type == "MatMul"}
+    assert readers["n"] == "v" and (readers["m"] != "v") is bool(changed)

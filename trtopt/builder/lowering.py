@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -28,11 +27,11 @@ from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.quantize import FORMATS, insert_qdq, is_quantized
 from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.passes.reworded import reword, unfuse
+from trtopt.graph.passes.reworded import reword, unfuse, unquantize_small
 from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, overflowing, raise_guards, to_typed, typed_already, typed_opset
 from trtopt.graph.proto import all_nodes, dtype_name, forget_placeholders, inferred_values, whole_copy
-from trtopt.graph.view import constant, to_ir, to_proto
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.trt.capabilities import precisions
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import HEAVY_OPS, REGION
@@ -143,6 +142,10 @@ def lower(
         preferred = {} if spec.base is Precision.FP32 else dict.fromkeys(sorted(light), spec.base)
     if not generation.capabilities.stored_codes:
         passes.append(with_float_weights(model))
+    if least := generation.capabilities.least_scale:
+        passes.append(unquantize_small(model, least, spec.base))
+        asked = {name: precision for name, precision in asked.items() if name not in passes[-1].changes}
+        in_fp32 = (*in_fp32, *passes[-1].kept)
     if embedded is not None:
         passes.append(embed.embed(model, embedded))
     proto = _written(model, spec) if any(item.changes for item in passes) else folded
@@ -206,22 +209,15 @@ def _quantize(
     if table.smoothed and int8:
         passes.append(smooth(model, table.smoothed))
     reasons = {**dict.fromkeys(without_scales(table), NO_SCALE), **(table.left_out if int8 else {}), **left_out}
-
-    def placed() -> Points:
-        return find_points(
-            model,
-            spec.precision,
-            base=spec.base,
-            overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
-            excluded=capabilities.floating(spec.precision, spec.optimization_level),
-            between=capabilities.quantized_between if int8 else None,
-            gates=table.gates if int8 else (),
-        )
-
-    points = placed()
-    if int8 and (small := _vanishing(model, points, table, capabilities.least_scale)):
-        reasons |= small
-        points = placed()
+    points = find_points(
+        model,
+        spec.precision,
+        base=spec.base,
+        overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
+        excluded=capabilities.floating(spec.precision, spec.optimization_level),
+        between=capabilities.quantized_between if int8 else None,
+        gates=table.gates if int8 else (),
+    )
     kept = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
     points = replace(points, kept=tuple(kept))
     if int8:
@@ -229,18 +225,6 @@ def _quantize(
         passes.append(repairs)
     passes.append(insert_qdq(model, points, table.amax, base=spec.base if generation.typed(spec) else Precision.FP32))
     return points
-
-
-def _vanishing(model: ir.Model, points: Points, table: Table, least: float) -> dict[str, str]:
-    """Node → why it stays out of INT8, of the matrix products whose two scales multiply to less than `least`."""
-    reasons, weighted = dict[str, str](), {item.node for item in points.weights}
-    for node in model.graph:
-        weight = constant(node.inputs[1]) if node.op_type in ("Gemm", "MatMul") and node.name in weighted else None
-        if weight is not None and (amax := table.amax.get(str(node.inputs[0].name))) is not None:
-            scale = amax * float(np.abs(weight).max()) / 127**2
-            if scale < least:
-                reasons[str(node.name)] = f"its scales multiply to {scale:.1g}, which TensorRT 10.6 takes for zero"
-    return reasons
 
 
 def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:

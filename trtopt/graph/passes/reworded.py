@@ -2,8 +2,8 @@
 
 Seen (docs/results/certify.md): behind a DequantizeLinear 8.6.0 takes a Clip's least for 0, 10.6.0 gives other values for Neg
 and Abs. With multiplications, Max and Min, which it doesn't move in front of the DequantizeLinear, both are right. Q/DQ of
-activations with a scale for each place of an axis give zeros or NaN on 10.6.0 in FP16. And a convolution in INT8 that writes
-FP16 behind an activation mixes up its channels on 10.6.0 if they are more than 32.
+activations with a scale for each place of an axis give zeros or NaN on 10.6.0 in FP16. A convolution in INT8 that writes FP16
+behind an activation mixes up its channels on 10.6.0 if they are more than 32; matrix products of very small scales are zero.
 """
 
 from __future__ import annotations
@@ -88,6 +88,27 @@ def _widen(node: ir.Node, editor: Editor) -> None:
     node.attributes["to"] = ir.AttrInt64("to", narrow)
     node.resize_inputs(1)
     node.replace_input_with(0, wide)
+
+
+def unquantize_small(model: ir.Model, least: float, base: Precision) -> PassResult:
+    """Let matrix products whose two scales multiply to less than `least` read their weights as floats, which
+    `with_float_weights` has put in front of the codes: TensorRT computes them in `base` then."""
+    kept = list[Kept]()
+    for node in model.graph:
+        pairs = [value and value.producer() for value in node.inputs[:2]] if node.op_type in ("Gemm", "MatMul") else []
+        pairs = [pair for pair in pairs if pair is not None and pair.op_type == "DequantizeLinear"]
+        scales = [constant(pair.inputs[1]) for pair in pairs]
+        product = np.prod([np.inf if scale is None else scale.max() for scale in scales], dtype=np.float64)
+        if len(pairs) < 2 or product >= least:
+            continue
+        for slot, pair in enumerate(pairs):
+            quantizer = pair.inputs[0].producer()
+            if quantizer is not None and is_constant(quantizer.inputs[0]):
+                node.replace_input_with(slot, quantizer.inputs[0])
+                reason = f"its scales multiply to {product:.1g}, which TensorRT 10.6 takes for zero"
+                kept.append(Kept(str(node.name), node.op_type, base, reason))
+    drop_unread(model.graph)
+    return PassResult(model, [item.node for item in kept], tuple(kept))
 
 
 def starts_at_zero(clip: ir.Node) -> bool:
