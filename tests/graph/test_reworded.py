@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from graphs import values, written
@@ -151,6 +152,18 @@ def test_what_follows_a_quantized_convolution_is_in_fp32(text: str, wide: list[s
     assert all(types[named[name].output[0]] == TensorProto.FLOAT for name in wide)
     found = OnnxRunner(made, optimize=False)(X)["y"]
     assert np.allclose(found, wanted, atol=2e-3, rtol=2e-3) and (wide or np.array_equal(found, wanted))
+
+
+def test_behind_a_convolution_in_fp8_nothing_is_widened() -> None:
+    zero = np.zeros((), ml_dtypes.float8_e4m3fn)
+    net = written(
+        """(float[2,8,6,6] x) => (float y) { c = QuantizeLinear (x, s, e) d = DequantizeLinear (c, s, e)
+        v = DequantizeLinear (w, s, e) r = Conv (d, v) y = Tanh (r) }""",
+        opset=19, w=np.ones((4, 8, 3, 3), zero.dtype), s=np.float32(0.03), e=zero,
+    )  # fmt: skip
+    model = to_ir(net)
+    to_typed(model, Precision.FP16)
+    assert not unfuse(model, "channels are mixed up").changes
 
 
 def test_without_shorter_floats_nothing_is_widened() -> None:

@@ -50,15 +50,19 @@ def unfuse(model: ir.Model, reason: str) -> PassResult:
     editor, kept, behind = Editor(model), list[Kept](), set[ir.Value]()
     for node in list(model.graph):
         read = [value for value in node.inputs if value is not None]
-        maker = read[0].producer() if read else None
-        of_codes = node.op_type == "Conv" and maker is not None and maker.op_type == "DequantizeLinear"
-        of_codes &= attribute(node, "group", 1) == 1  # grouped ones run in FP16 before an activation
-        if of_codes or (node.op_type in MOVING and read and read[0] in behind):
+        if _in_int8(node) or (node.op_type in MOVING and read and read[0] in behind):
             behind.update(node.outputs)
         elif node.op_type in _FUSED and not behind.isdisjoint(read) and _gives_short_floats(node) and not _swish(node):
             kept.append(Kept(str(node.name), node.op_type, Precision.FP32, reason))
             _widen(node, editor)
     return PassResult(model, [item.node for item in kept], tuple(kept))
+
+
+def _in_int8(node: ir.Node) -> bool:
+    """Tell if it is a convolution on INT8; not of groups: those run in FP16 before an activation."""
+    maker = node.inputs[0].producer() if node.op_type == "Conv" and attribute(node, "group", 1) == 1 else None
+    zero = None if maker is None else constant(operand(maker, 2))
+    return maker is not None and maker.op_type == "DequantizeLinear" and (zero is None or zero.dtype.kind in "iu")
 
 
 def _gives_short_floats(node: ir.Node) -> bool:
