@@ -1,10 +1,12 @@
 """Engines of networks that are reported to be computed wrong, and of others, built and certified: a table.
 
-    python benchmarks/certify.py FOLDER [NAME...] [--level N] [--precisions fp32,fp16,int8] [--seconds S]
+    python benchmarks/certify.py FOLDER [NAME...] [--level N] [--precisions fp32,fp16,int8] [--seconds S] [--jobs N]
 
 FOLDER holds NAME.onnx and NAME.npz, as benchmarks/certify_inputs.py writes them. Each engine has one profile for batches of 1
 to 12, tuned for 8, and keeps its graph. Without a GPU engines are TensorRT-RTX's (sm89) and their graphs are tried. Rows are
-kept as FOLDER/NAME.PRECISION.certified.json and aren't made twice; after S seconds no further one is begun.
+kept as FOLDER/NAME.PRECISION.certified.json and aren't made twice; after S seconds no further one is begun. N jobs are
+processes of two cores each, in turns on the GPUs that there are, with timing caches of their own; each row may take 300 s, and
+the largest models come last.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import queue
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +86,38 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def in_processes(tasks: list[tuple[str, str]], given: argparse.Namespace, gpus: int) -> None:
+    """Make the rows of (name, precision) pairs, each in a process."""
+    places: queue.Queue[int] = queue.Queue()
+    for place in range(given.jobs):
+        places.put(place)
+    cores, level, end = sorted(os.sched_getaffinity(0)), given.level, time.monotonic() + given.seconds
+
+    def make(name: str, precision: str) -> None:
+        if time.monotonic() > end or (given.folder / f"{name}.{precision}.certified.json").is_file():
+            return
+        place = places.get()
+        own = {cores[(2 * place + at) % len(cores)] for at in range(2)}
+        cache = {"TRTOPT_CACHE": str(given.folder / f"cache.{name}.{precision}")}
+        gpu = {"CUDA_VISIBLE_DEVICES": str(place % gpus)} if gpus else {}
+        line = [sys.executable, __file__, str(given.folder), name, "--precisions", precision]
+        try:
+            subprocess.run(
+                line + ([] if level is None else ["--level", str(level)]),
+                env=os.environ | cache | gpu,
+                preexec_fn=lambda: os.sched_setaffinity(0, own),
+                stdout=subprocess.DEVNULL,
+                timeout=300,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{name} {precision}: not done in 300 s", flush=True)
+        places.put(place)
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(lambda task: make(*task), tasks))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -86,9 +125,16 @@ def main() -> None:
     parser.add_argument("--level", type=int)
     parser.add_argument("--precisions", default=",".join(OPTIONS))
     parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     names = given.names or sorted(path.stem for path in given.folder.glob("*.npz"))
     rows, end = list[dict[str, Any]](), time.monotonic() + given.seconds
+    if given.jobs > 1:
+        by_size = sorted(names, key=lambda name: (given.folder / f"{name}.onnx").stat().st_size)
+        in_processes(
+            [(name, kind) for name in by_size for kind in given.precisions.split(",")], given, len(probe().devices)
+        )
+        end = 0.0
     for name in names:
         for precision in given.precisions.split(","):
             kept = given.folder / f"{name}.{precision}.certified.json"
