@@ -18,6 +18,7 @@ from onnx import numpy_helper
 from world import Heard, unnumbered
 
 import trtopt
+from trtopt.builder import plan
 from trtopt.builder.construction import BuildResult, build
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import (
@@ -159,7 +160,9 @@ def test_the_manifest_says_everything(files: Path, tmp_path: Path) -> None:
     assert report.precision_summary == manifest.precision_summary
 
 
-def test_an_engine_that_is_up_to_date_is_not_built_again(files: Path, tmp_path: Path) -> None:
+def test_an_engine_that_is_up_to_date_is_not_built_again(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = tmp_path / "net.engine"
     first = _build(files, engine, int8=True)
     written, heard = engine.stat().st_mtime_ns, Heard()
@@ -173,6 +176,8 @@ def test_an_engine_that_is_up_to_date_is_not_built_again(files: Path, tmp_path: 
     assert not _build(files, engine, fp16=True, target="sm120", save_onnx=tmp_path / "graph.onnx").cached
     options = {"fp16": True, "target": "sm120", "save_onnx": tmp_path / "graph.onnx"}
     assert _build(files, engine, **options).cached
+    monkeypatch.setattr(plan, "MAKER", "one that makes other graphs")  # which may mend a wrong engine
+    assert not _build(files, engine, **options).cached
     _build(files, tmp_path / "other.engine", save_onnx=tmp_path / "graph.onnx")
     assert not _build(files, engine, **options).cached  # the graph was another build's
     (tmp_path / "graph.onnx").write_bytes(b"damaged")

@@ -20,7 +20,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.operators import digest, plugins
 from trtopt.core.values import BuildSpec, Profile, TensorInfo, x
-from trtopt.core.version import __version__
+from trtopt.core.version import MAKER
 from trtopt.data import Batches
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
@@ -121,7 +121,7 @@ class BuildPlan:
             "native": self.native.describe() if self.native else None,
             "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
             "preprocess": self.preprocessing if self.embedded is None else self.embedded.describe(),
-            "trtopt": __version__,
+            "trtopt": MAKER,
             **self._custom(),
             **({} if self.samples is None else {"samples": self.samples.describe(), "limit": self.request.min_snr}),
         }

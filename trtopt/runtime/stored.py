@@ -19,7 +19,7 @@ from trtopt.core.documents import Damaged
 from trtopt.core.errors import EngineError, TrtoptError, UsageError
 from trtopt.core.options import taking
 from trtopt.core.values import chosen_builder
-from trtopt.core.version import __version__
+from trtopt.core.version import MAKER
 from trtopt.cuda.device import probe
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, named_store, stamps
 from trtopt.runtime.gpu_engine import check_for_gpus, ordinals
@@ -115,7 +115,7 @@ def _question(request: BuildRequest) -> dict[str, Any] | None:
             "asked": json.loads(json.dumps(options, default=os.fspath)),
             "generation": [generation.family, generation.version],
             "gpu": gpu,
-            "trtopt": __version__,
+            "trtopt": MAKER,
         }
     except TypeError:  # a table, an array, a profile
         return None
