@@ -112,7 +112,8 @@ def in_processes(tasks: list[tuple[str, str]], given: argparse.Namespace, gpus: 
             )
         except subprocess.TimeoutExpired:
             print(f"{name} {precision}: not done in 300 s", flush=True)
-        places.put(place)
+        finally:
+            places.put(place)
 
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(lambda task: make(*task), tasks))

@@ -22,7 +22,7 @@ from trtopt.core.files import check_writable, existing_file, made_folder, sha256
 from trtopt.core.options import preprocess_words, taking
 from trtopt.core.progress import Reporter, recorded
 from trtopt.core.values import COMPUTED, Precision, choice
-from trtopt.core.version import __version__, package_version
+from trtopt.core.version import MAKER, package_version
 from trtopt.core.words import first_of
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
@@ -165,7 +165,7 @@ class _Ledger:
         Args:
             kind: of the result: another, in an entry that was changed, isn't taken.
         """
-        digest = sha256_json({"key": key, "trtopt": __version__})
+        digest = sha256_json({"key": key, "trtopt": MAKER})
         with suppress(Damaged, LookupError, TypeError, OSError):
             entry = self.entries[stage]
             if entry["key"] == digest and entry["files"] == _digests(files):

@@ -22,7 +22,7 @@ from trtopt.core.errors import BuildCancelled, BuildFailed, DeviceError, Precisi
 from trtopt.core.options import without
 from trtopt.core.progress import Phase, Reporter
 from trtopt.core.values import Override, Precision
-from trtopt.core.version import __version__
+from trtopt.core.version import MAKER
 from trtopt.cuda.device import Device, DeviceInfo
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.agreement import Runner, verify_all
@@ -96,7 +96,7 @@ class Engines:
         self.quantized, self.base = (spec := spec_of(request)).precision, spec.base
         generation = select(request.backend)
         self.beside = may_stand_beside(spec, generation.capabilities)
-        self.key = [__version__, spec.describe(), generation.family, generation.version, str(gpu)]
+        self.key = [MAKER, spec.describe(), generation.family, generation.version, str(gpu)]
         self.model = load_model(request.model)
         sampled = request.images is not None or request.data is not None
         self.samples = real_samples(self.model, request) if sampled else None

@@ -40,7 +40,7 @@ from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides
-from trtopt.core.version import __version__
+from trtopt.core.version import MAKER
 from trtopt.core.words import counted
 from trtopt.data import SAMPLES
 from trtopt.data.preprocess import Preprocess
@@ -359,7 +359,7 @@ def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | N
 def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> dict[str, Any]:
     """Collect what decides which repairs are found."""
     return {
-        "trtopt": __version__,
+        "trtopt": MAKER,
         "onnxruntime": ort_version(PURPOSE),
         "model": subject.folded.fingerprint,
         "table": None if scales is None else scales.digest,

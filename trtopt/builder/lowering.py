@@ -136,9 +136,7 @@ def lower(
             passes.append(raise_guards(model))
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: precision for node, precision in overrides.items() if not precision.quantized}
-        # What a weakly typed build would compute in FP32 where that saves it a conversion.
-        free = {str(node.name) for node in model.graph if node.op_type in WEIGHTED} - set(asked)
-        light = (free | _beside(model, free)) - layer_precision.keys() if table is not None else set()
+        light = set() if table is None else _light(model, asked) - layer_precision.keys()
         preferred = {} if spec.base is Precision.FP32 else dict.fromkeys(sorted(light), spec.base)
     if not generation.capabilities.stored_codes:
         passes.append(with_float_weights(model))
@@ -227,9 +225,11 @@ def _quantize(
     return points
 
 
-def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:
-    """Elementwise nodes that lead to these or follow them with no other operator between, and means wherever they are."""
-    beside = {str(node.name) for node in model.graph if node.op_type in _MEANS}
+def _light(model: ir.Model, asked: Collection[str]) -> set[str]:
+    """Name what a weakly typed build would compute in FP32 where that saves it a conversion: layers with products that aren't
+    `asked` for, elementwise nodes that lead to these or follow them with no other operator between, and means everywhere."""
+    nodes = {str(node.name) for node in model.graph if node.op_type in WEIGHTED} - set(asked)
+    beside = nodes | {str(node.name) for node in model.graph if node.op_type in _MEANS}
     for step in (ir.Node.predecessors, ir.Node.successors):
         pending, reached = [node for node in model.graph if node.name in nodes], set[ir.Node]()
         while pending:

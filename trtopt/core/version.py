@@ -16,7 +16,7 @@ def package_version(name: str) -> str | None:
 
 
 __version__ = package_version("trtopt") or "0+unknown"  # run from a source tree that isn't installed
-# What kept engines are known by. Raise the number where TensorRT is given other graphs: engines of before may be wrong.
+# The maker that kept engines are known by. Raise the number where TensorRT gets other graphs: those of before may be wrong.
 MAKER = f"{__version__}, graphs 1"
 
 

@@ -196,6 +196,12 @@ def operand(node: ir.Node, slot: int) -> ir.Value | None:
     return node.inputs[slot] if len(node.inputs) > slot else None
 
 
+def made_by(value: ir.Value | None, op: str) -> ir.Node | None:
+    """Return the node that makes a value, if it is such an operator of ONNX."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op and not node.domain else None
+
+
 def read_once(value: ir.Value) -> bool:
     """Return whether one node reads it, in one place, and nobody outside the graph."""
     return len(value.uses()) == 1 and not value.is_graph_output()

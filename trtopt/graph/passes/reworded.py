@@ -14,7 +14,7 @@ import onnx_ir as ir
 from trtopt.core.values import Kept, Precision
 from trtopt.graph.op_types import ELEMENTWISE, MOVING, QDQ, SCALE_PRESERVING, SELECTING
 from trtopt.graph.passes.result import Line, PassResult, chain
-from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, is_float, operand, sizes
+from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, is_float, made_by, operand, sizes
 
 _FUSED = ELEMENTWISE - MOVING - {*QDQ, "Add", "Clip", "Relu", "Sub"}
 _WITH_IT = SCALE_PRESERVING | {"Abs", "Clip", "Concat", "Neg", "Relu"}  # what TensorRT may move in front of one
@@ -60,9 +60,11 @@ def unfuse(model: ir.Model, reason: str) -> PassResult:
 
 def _in_int8(node: ir.Node) -> bool:
     """Tell if it is a convolution on INT8; not of groups: those run in FP16 before an activation."""
-    maker = node.inputs[0].producer() if node.op_type == "Conv" and attribute(node, "group", 1) == 1 else None
-    zero = None if maker is None else constant(operand(maker, 2))
-    return maker is not None and maker.op_type == "DequantizeLinear" and (zero is None or zero.dtype.kind in "iu")
+    codes = made_by(node.inputs[0], "DequantizeLinear") if node.op_type == "Conv" else None
+    if codes is None or attribute(node, "group", 1) > 1:
+        return False
+    zero = constant(operand(codes, 2))
+    return zero is None or zero.dtype.kind in "iu"
 
 
 def _gives_short_floats(node: ir.Node) -> bool:
@@ -75,8 +77,8 @@ def _swish(node: ir.Node) -> bool:
     """Tell if it is one of the two nodes of x · sigmoid(x), which TensorRT has kernels of its own for."""
     products = node.outputs[0].consumers() if node.op_type == "Sigmoid" else [node]
     pairs = [pair for item in products if item.op_type == "Mul" for pair in (item.inputs, item.inputs[::-1])]
-    gates = [(gate.producer(), value) for gate, value in pairs]
-    return any(gate is not None and gate.op_type == "Sigmoid" and gate.inputs[0] is value for gate, value in gates)
+    gates = [(made_by(gate, "Sigmoid"), value) for gate, value in pairs]
+    return any(gate is not None and gate.inputs[0] is value for gate, value in gates)
 
 
 def _widen(node: ir.Node, editor: Editor) -> None:
@@ -99,14 +101,13 @@ def unquantize_small(model: ir.Model, least: float, base: Precision) -> PassResu
     `with_float_weights` has put in front of the codes: TensorRT computes them in `base` then."""
     kept = list[Kept]()
     for node in model.graph:
-        pairs = [value and value.producer() for value in node.inputs[:2]] if node.op_type in ("Gemm", "MatMul") else []
-        pairs = [pair for pair in pairs if pair is not None and pair.op_type == "DequantizeLinear"]
-        scales = [constant(pair.inputs[1]) for pair in pairs]
-        product = np.prod([np.inf if scale is None else scale.max() for scale in scales], dtype=np.float64)
-        if len(pairs) < 2 or product >= least:
+        read = node.inputs[:2] if node.op_type in ("Gemm", "MatMul") else ()
+        pairs = [pair for value in read if (pair := made_by(value, "DequantizeLinear")) is not None]
+        scales = [float(scale.max()) for pair in pairs if (scale := constant(pair.inputs[1])) is not None]
+        if len(scales) < 2 or (product := scales[0] * scales[1]) >= least:
             continue
         for slot, pair in enumerate(pairs):
-            quantizer = pair.inputs[0].producer()
+            quantizer = made_by(pair.inputs[0], "QuantizeLinear")
             if quantizer is not None and is_constant(quantizer.inputs[0]):
                 node.replace_input_with(slot, quantizer.inputs[0])
                 reason = f"its scales multiply to {product:.1g}, which TensorRT 10.6 takes for zero"

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from trtopt.graph.op_types import RESHAPING, SELECTING
 from trtopt.graph.passes.result import set_input
-from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, read_once, sizes
+from trtopt.graph.view import Editor, attribute, constant, made_by, operand, opset_of, read_once, sizes
 
 _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
 _HALVES, _INTEGERS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), (ir.DataType.INT32, ir.DataType.INT64)
@@ -73,7 +73,7 @@ def _scale_once(node: ir.Node, editor: Editor) -> None:
 
 def _scaled(value: ir.Value | None) -> tuple[ir.Node, int, float] | None:
     """Return the Mul that gives one reader an FP32 tensor times one number, the number's slot and the number; else None."""
-    node = _made_by(value, "Mul")
+    node = made_by(value, "Mul")
     if node is None or value is None or value.dtype != ir.DataType.FLOAT or not read_once(value):
         return None
     slot = int(constant(node.inputs[0]) is None)
@@ -120,17 +120,11 @@ def _given(node: ir.Node, editor: Editor) -> ir.Value | None:
 def _guards_nothing(node: ir.Node) -> bool:
     """Tell whether a Where takes NaN out of a Softmax that makes none, as PyTorch's exporter writes attention: it makes some of
     rows that are -inf throughout, and a finite mask leaves finite scores finite. TensorRT 10 fuses no attention with it."""
-    softmax, test = _made_by(node.inputs[2], "Softmax"), _made_by(node.inputs[0], "IsNaN")
+    softmax, test = made_by(node.inputs[2], "Softmax"), made_by(node.inputs[0], "IsNaN")
     if softmax is None or test is None or test.inputs[0] is not node.inputs[2]:
         return False
-    masked = _made_by(softmax.inputs[0], "Add")
+    masked = made_by(softmax.inputs[0], "Add")
     return masked is not None and any(map(_finite, masked.inputs))
-
-
-def _made_by(value: ir.Value | None, op: str) -> ir.Node | None:
-    """Return the node that makes a value, if it is such an operator."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == op and not node.domain else None
 
 
 def _finite(value: ir.Value | None, depth: int = _DEPTH) -> bool:

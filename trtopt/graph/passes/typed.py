@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from trtopt.core.operators import known
 from trtopt.core.values import Kept, Override, Precision, overriding
@@ -247,11 +249,11 @@ def _behind_squares(squares: Sequence[ir.Node], asked: Mapping[ir.Node, Precisio
 def _guards(asked: Mapping[ir.Node, Precision | None]) -> Iterator[tuple[ir.Node, str]]:
     """`x + 1e-8` or `max(x, 1e-10)` before a logarithm or a division: in FP16 the constant is zero, and guards nothing."""
     for node in asked:
-        if least := _lost_guard(node):
+        if (lost := _lost_guard(node)) is not None:
             moved, readers = _guarded(node)
             for item in [*moved, *readers] if readers else ():
                 if asked.get(item) is None:
-                    yield item, f"{least:.2g} keeps values from zero, and is zero in FP16"
+                    yield item, f"{lost[1].max():.2g} keeps values from zero, and is zero in FP16"
 
 
 def _guarded(guard: ir.Node) -> tuple[list[ir.Node], list[ir.Node]]:
@@ -273,28 +275,24 @@ def raise_guards(model: ir.Model) -> PassResult:
     """
     editor, changes = Editor(model), list[str]()
     for node in model.graph:
-        if node.op_type == "Add" or not _lost_guard(node) or {item.op_type for item in _guarded(node)[1]} != {"Div"}:
-            continue
-        for slot, value in enumerate(node.inputs):
-            if (
-                (content := constant(value)) is not None
-                and content.size
-                and 0 < content.min() <= content.max() <= _LEAST
-            ):
-                least = np.full(content.shape, 2 * _LEAST, content.dtype)
-                node.replace_input_with(slot, editor.constant(f"{node.name}/least", least))
-        changes.append(str(node.name))
+        lost = None if node.op_type == "Add" else _lost_guard(node)
+        if lost is not None and {item.op_type for item in _guarded(node)[1]} == {"Div"}:
+            slot, content = lost
+            least = np.full(content.shape, 2 * _LEAST, content.dtype)
+            node.replace_input_with(slot, editor.constant(f"{node.name}/least", least))
+            changes.append(str(node.name))
     drop_unread(model.graph)
     return PassResult(model, changes)
 
 
-def _lost_guard(node: ir.Node) -> float:
-    """The constant by which a node's results stay above zero, where FP16 rounds it to zero; else 0."""
+def _lost_guard(node: ir.Node) -> tuple[int, NDArray[Any]] | None:
+    """Return the slot of the constant by which a node's results stay above zero, and it, where FP16 rounds it to zero."""
     slots = {"Add": (0, 1), "Max": range(len(node.inputs)), "Clip": (1,)}.get(node.op_type, ())
-    for content in (constant(operand(node, slot)) for slot in slots):
+    for slot in slots:
+        content = constant(operand(node, slot))
         if content is not None and content.size and content.min() > 0 and content.max() <= _LEAST:
-            return float(content.max())
-    return 0.0
+            return slot, content
+    return None
 
 
 def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
