@@ -1,8 +1,9 @@
 """Ctrl-C, SIGTERM and SIGHUP on the command line: a command ends cleaned up, with the status 128 + the signal's number.
 
 Only the command line uses this, whose process is its own. A signal raises KeyboardInterrupt, whatever it is, so that
-everything ends as with Ctrl-C. But Python loses an exception that comes within some imports and callbacks, and native code
-may run long: if the process is still there after `PATIENCE`, a thread removes its temporary folders and ends it.
+everything ends as with Ctrl-C. Python gives one that comes within a callback to `sys.unraisablehook`, which sends the signal
+again. One within an import may be lost, and native code may run long: if the process is still there after `PATIENCE`, a
+thread removes its temporary folders and ends it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def listen() -> None:
     _listening[:] = handled
     for number in handled:
         signal.signal(number, _interrupt)
+    sys.unraisablehook = _again
     arrivals, arriving = os.pipe()
     os.set_blocking(arriving, False)
     signal.set_wakeup_fd(arriving, warn_on_full_buffer=False)
@@ -74,6 +76,13 @@ def _note(number: int, frame: FrameType | None) -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _note(number, frame)
     raise KeyboardInterrupt
+
+
+def _again(lost: sys.UnraisableHookArgs) -> None:
+    if isinstance(lost.exc_value, KeyboardInterrupt) and _received is not None:
+        threading.Timer(0.02, signal.raise_signal, [_received]).start()  # now, this hook would lose it too
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _watch(arrivals: int) -> None:
