@@ -37,7 +37,7 @@ class _Profiler:
 class FakeLoader(Loader):
     """TensorRT 8.6.0 that gives an engine of a test's."""
 
-    family, version = "tensorrt8", "8.6.0"
+    family, version, lean = "tensorrt8", "8.6.0", False
 
     def __init__(self, load: Callable[..., LoadedEngine], version: str = "8.6.0") -> None:
         self.version = version

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from manifests import made
 
-from trtopt.core.documents import Damaged
 from trtopt.core.errors import EngineError, EngineMismatch, UsageError
-from trtopt.core.values import BuildSpec, Kept, LayerInfo, Precision
+from trtopt.core.values import Kept, LayerInfo, Precision
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import (
     arithmetic,
-    described_spec,
     load_manifest,
     lost_precision,
     manifest_path,
@@ -91,14 +89,6 @@ def test_a_manifest_of_another_format_or_damaged_is_said_to_be_so(tmp_path: Path
     path.write_text(json.dumps({"format": "trtopt.engine/1"}))
     with pytest.raises(EngineError, match="incomplete"):
         load_manifest(engine)
-
-
-@pytest.mark.parametrize(("said", "read"), [(False, "off"), (True, "keep"), ("prune", "prune")])
-def test_sparsity_was_a_switch_once(said: object, read: str) -> None:
-    spec = {**BuildSpec(precision=Precision.FP16).describe(), "sparsity": said}
-    assert described_spec(spec).sparsity == read
-    with pytest.raises(Damaged, match="sparsity"):
-        described_spec({**spec, "sparsity": "some"})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import trtopt
 from trtopt.core.documents import Damaged
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import sha256_json
+from trtopt.core.temporary import scratch
 from trtopt.engine.store import PLAN, Store, named_store, stamps
 
 MANIFEST = f"{PLAN}.json"
@@ -38,8 +39,10 @@ def _parts(gpu: str | None) -> dict[str, Any]:
 
 def _add(store: Store, plan: bytes = b"plan", heard: Heard | None = None, gpu: str | None = None) -> str:
     manifest = {"source": {"path": "nets/m.onnx"}, "targets": ["sm89"], "generation": {"gpu": None}}
-    with store.building(sha256_json(_parts(gpu))):
-        return store.add(_parts(gpu), {PLAN: plan, MANIFEST: json.dumps(manifest).encode()}, heard or Heard()).digest
+    with scratch() as folder, store.building(sha256_json(_parts(gpu))):
+        (folder / PLAN).write_bytes(plan)
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+        return store.add(_parts(gpu), folder.iterdir(), heard or Heard()).digest
 
 
 def _spoil(path: Path, content: bytes) -> None:

@@ -289,7 +289,7 @@ def test_compute_capabilities(level: str, here: int, message: str | None) -> Non
     manifest: Any = SimpleNamespace(
         generation={"gpu": "NVIDIA H200 (sm90, 139 GiB)", "family": "tensorrt10"},
         targets=(),
-        built_for=(90,),
+        compute_capabilities=(90,),
         spec={"hardware_compatibility": level},
     )
     info = DeviceInfo(0, "Fake", here, 1 << 30)
@@ -373,7 +373,7 @@ def test_code_that_a_plan_carries_runs_only_by_request(
         check_plan=lambda *_: None,
         plugins=(),
         check_plugins=lambda *_: (),
-        built_for=(),
+        compute_capabilities=(),
         inputs=(),
         outputs=(),
     )

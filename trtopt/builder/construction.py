@@ -126,7 +126,7 @@ def _stored(plan: BuildPlan, store: Store) -> tuple[Entry, bool]:
             return entry, True
         inside = replace(request, output=folder / PLAN, save_onnx=folder / GRAPH if request.save_onnx else None)
         _build(replace(plan, request=inside))
-        return store.add(plan.store_parts, {path.name: path for path in folder.iterdir()}, request.reporter), False
+        return store.add(plan.store_parts, folder.iterdir(), request.reporter), False
 
 
 def _build(plan: BuildPlan) -> Manifest:

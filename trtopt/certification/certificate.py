@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
@@ -249,14 +250,11 @@ def _keep(
 
 def _capabilities(manifest: Manifest) -> dict[str, Any] | None:
     """Return what the TensorRT that made an engine can; None where it isn't this process's."""
-    try:
+    with contextlib.suppress(TrtoptError):  # another one's plan, tried by its graph
         generation = select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
-    except TrtoptError:  # another one's plan, tried by its graph
-        return None
-    listed = asdict(generation.capabilities) if str(generation) == str(manifest.origin) else None
-    return listed and {
-        name: sorted(value, key=str) if isinstance(value, frozenset) else value for name, value in listed.items()
-    }
+        if str(generation) == str(manifest.origin):
+            return dict(msgspec.to_builtins(generation.capabilities, order="deterministic"))
+    return None
 
 
 def _summary(certificate: Certificate) -> dict[str, Any]:

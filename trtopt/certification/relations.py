@@ -34,7 +34,6 @@ Row = Mapping[str, NDArray[np.generic]]
 MODEL, MASKED = "the model as given", "what masks hide"
 LAST_BITS = 100.0  # dB: more is never asked for
 LEAST = 6.0  # dB: less is never allowed; twice a value is 6 dB
-LEAST_OF_BATCH = 10.0  # dB: nor is less by the noise of one batch alone
 SHARE = 12.0  # dB: a row may differ by sixteen times the power of the noise that rows have in the median
 _TINY = np.finfo(np.float32).tiny  # the least normal number: GPUs take what is below for zero
 _FAINT = 1e-3  # of the mean signal: rows below are held against the mean

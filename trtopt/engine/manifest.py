@@ -166,7 +166,8 @@ class Manifest:
 
     Attributes:
         generation: family, product and version that built it, the GPU it was built on or None.
-        targets: compute capabilities it is for ("sm89"); compute_capabilities: as numbers, the GPU's where there are none.
+        targets: compute capabilities it is for ("sm89"); compute_capabilities: as numbers, the GPU's where there are none;
+            empty: not known.
         spec: the request (`BuildSpec.describe()`).
         precision, precision_summary: counts of layers, and the line that says them; layers: they themselves.
         kept: nodes that stay in a higher precision, and why; coverage: precision → share of the multiply-accumulates in it.
@@ -238,11 +239,6 @@ class Manifest:
         compatible = bool(self.spec.get("version_compatible"))
         carries = compatible and not self.spec.get("exclude_lean_runtime")
         return PlanOrigin(str(self.generation["product"]), str(self.generation["version"]), compatible, carries)
-
-    @property
-    def built_for(self) -> tuple[int, ...]:
-        """Compute capabilities that it was built for, such as (89, 120); empty: not known."""
-        return tuple(self.compute_capabilities) or parse_targets(self.targets)
 
     def check_graph(self, graph: str | os.PathLike[str], fingerprint: str) -> None:
         """Raise EngineMismatch if a graph of this content isn't the one that the engine was built from."""
@@ -354,8 +350,6 @@ def described_spec(described: Mapping[str, Any]) -> BuildSpec:
         "overrides": (list[str], lambda texts: tuple(map(Override.parse, texts))),
         "profiles": (list[dict[Name, str]], _ranges),
         "targets": (list[str], parse_targets),
-        # A switch before it had values.
-        "sparsity": (bool | str, lambda said: {False: "off", True: "keep"}.get(said, said)),
     }
     read = {
         name: parsed(converted(described[name], kind, f"spec.{name}"), parse, f"spec.{name}")

@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -170,21 +170,18 @@ class Store:
         with alone(locks / f"{digest}.lock", reporter, waiting, _ANOTHER):
             yield
 
-    def add(self, parts: Mapping[str, Any], files: Mapping[str, Path | bytes], reporter: Reporter = SILENT) -> Entry:
-        """Store an engine (name in the entry → file to copy, or content), in place of one with this key; within `building`.
-        Then prune. OutputError where it can't be written."""
+    def add(self, parts: Mapping[str, Any], files: Iterable[Path], reporter: Reporter = SILENT) -> Entry:
+        """Store copies of an engine's files, in place of one with this key; within `building`. Then prune. OutputError where it
+        can't be written."""
         digest, recorded = sha256_json(parts), dict[str, _File]()
         made_folder(self._entries, "the store", _ANOTHER)
         try:
             with folder_in(self._entries, f".{digest[:12]}.") as beside:
                 folder = beside / digest
                 folder.mkdir()
-                for name, content in files.items():
-                    if isinstance(content, bytes):
-                        (folder / name).write_bytes(content)
-                    else:
-                        shutil.copyfile(content, folder / name)
-                    recorded[name] = {"sha256": sha256_file(folder / name), "bytes": (folder / name).stat().st_size}
+                for file in files:
+                    copy = Path(shutil.copyfile(file, folder / file.name))
+                    recorded[file.name] = {"sha256": sha256_file(copy), "bytes": copy.stat().st_size}
                 (folder / KEY).write_bytes(json_bytes({"format": FORMAT, "parts": dict(parts), "files": recorded}))
                 for path in folder.iterdir():
                     path.chmod(0o444)  # an entry never changes

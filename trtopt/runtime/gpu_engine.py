@@ -156,7 +156,7 @@ class GpuEngine:
 
 def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
     """EngineMismatch where the engine was built for other GPUs; of some that isn't known."""
-    here, built_for, build_gpu = info.compute_capability, manifest.built_for, manifest.generation.get("gpu")
+    here, built_for, build_gpu = info.compute_capability, manifest.compute_capabilities, manifest.generation.get("gpu")
     if manifest.targets:
         fits = here in built_for or manifest.generation["family"] != "rtx"
         made, then = f"is for {', '.join(f'sm{target}' for target in built_for)}", f"build it with `target='sm{here}'`"

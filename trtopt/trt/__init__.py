@@ -22,7 +22,7 @@ from trtopt.trt.compatibility import PlanOrigin, numbers
 from trtopt.trt.facts import MODULES, extras, family_of, rows
 from trtopt.trt.families import FAMILIES
 from trtopt.trt.generation import Generation
-from trtopt.trt.loader import Lean, Loader
+from trtopt.trt.loader import Loader
 
 _KINDS = {"auto": (False, True), "tensorrt": (False,), "lean": (True,), "rtx": ()}  # backend → is it a lean runtime?
 _made: dict[ModuleType, Loader] = {}
@@ -101,6 +101,6 @@ def _imported(name: str, backend: str) -> Loader | str:
         if not family:
             known = (".".join(map(str, facts.first)) for facts in rows(backend).values())
             return f"{name} {module.__version__} isn't supported ({', '.join(known)} are)"
-        kind: type[Loader] = Lean if backend == "lean" else FAMILIES.get(family, Generation)
+        kind: type[Loader] = Loader if backend == "lean" else FAMILIES.get(family, Generation)
         _made[module] = kind(module, family)
     return _made[module]

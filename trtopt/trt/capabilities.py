@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trtopt.core.options import named
 from trtopt.core.values import HARDWARE_LEVELS, SETTINGS, BuildSpec, Precision
@@ -79,10 +81,7 @@ class Capabilities:
 
     def describe(self) -> dict[str, Any]:
         """Return them as plain JSON values."""
-        plain = {
-            name: sorted(map(str, value)) if isinstance(value, frozenset) else value
-            for name, value in asdict(self).items()
-        }
+        plain: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
         del plain["options"]
         plain |= {name: name in self.options for name in _OPTIONAL}
         if self.compute_targets is not None:

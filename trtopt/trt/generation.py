@@ -67,6 +67,8 @@ class Generation(Loader):
         capabilities: what it honours, as its module shows, and as is `known` of its generation.
     """
 
+    lean = False
+
     def __init__(self, module: Any, family: str) -> None:
         super().__init__(module, family)
         shown, facts = read(module), self.facts

@@ -24,6 +24,7 @@ from trtopt.core.values import LayerInfo, Precision
 _HEAD = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>\S*?)(?=, [A-Z]\w*: |$)")
 _KEY = re.compile(r", (Inputs|Constants|Outputs|TacticName|StreamId|EventId|Metadata): ?")
 _TENSOR = re.compile(r"\{ Name: (.*?)(?:, Dimensions: \S*)?(?:, Datatype: (\w+))?(?:, Format: ([^{}]*?))? \}")
+_TENSORS = {"Inputs": "Inputs", "Outputs": "Outputs", "Weights": "Constants"}  # the inspector's word → the dump's
 # A name ends before the next one, or before what TensorRT adds to it: "__gemm_from_conv1x1".
 _METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=(?:__\w+)?(?:\[ONNX Layer: |\s*$|\x1e))")
 _TYPES = {str(item): item for item in (Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8, Precision.FP8)}
@@ -83,7 +84,7 @@ class LayerReport:
     scratch: int | None = None
 
 
-def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collection[str] = frozenset()) -> LayerReport:
+def from_dump(text: str, ops: Mapping[str, str] = {}, in_float: Collection[str] = ()) -> LayerReport:
     """Read TensorRT-RTX's `Layers:` message; a line that can't be read takes no other with it.
 
     Args:
@@ -95,14 +96,13 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
     layers, unread = list[LayerInfo](), []
     for line in lines:
         entry = _fields(line)
-        layer = None if entry is None else _layer(entry, ops or {}, in_float)
+        layer = _layer(entry, ops, in_float)
         if layer is None:
-            tensors = () if entry is None else (*entry["Inputs"], *entry["Outputs"], *entry["Weights"])
-            kind = "" if entry is None else _kind(entry["LayerType"], entry["Name"], "", (), ops)
-            if kind != "other" and not any(tensor["Datatype"] for tensor in tensors):  # not integers: no type at all
+            typed = any(tensor["Datatype"] for name in _TENSORS for tensor in entry.get(name, ()))  # as integers are
+            if not entry or (not typed and _kind(entry["LayerType"], entry["Name"], "", (), ops) != "other"):
                 unread.append(line)
             continue
-        if entry is not None and layer.precision is Precision.FP32 and _casts_first(layer.nodes, ops or {}):
+        if layer.precision is Precision.FP32 and _casts_first(layer.nodes, ops):
             # Networks are strongly typed: it computes in what it casts to; caches of attention are handed on in FP32.
             floating = (_precision([tensor], quantized=False) for tensor in (*entry["Outputs"], *entry["Inputs"]))
             reduced = (kind for kind in floating if kind not in (None, Precision.FP32))
@@ -119,11 +119,11 @@ def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
     return len(kinds) > 1 and kinds[0] == "Cast"
 
 
-def _fields(line: str) -> dict[str, Any] | None:
-    """A line of the dump as the inspector says it of a layer; None: it names no layer type."""
+def _fields(line: str) -> dict[str, Any]:
+    """A line of the dump as the inspector says it of a layer; empty: it names no layer type."""
     head = _HEAD.match(line)
     if head is None:
-        return None
+        return {}
     fields, key, start = dict[str, str](), "", head.end()
     for mark in _KEY.finditer(line, head.end()):
         fields.setdefault(key, line[start : mark.start()])
@@ -133,15 +133,13 @@ def _fields(line: str) -> dict[str, Any] | None:
     fields.setdefault(key, line[start:])
     entry: dict[str, Any] = {"Name": head["name"], "LayerType": head["type"], "Metadata": fields.get("Metadata", "")}
     entry["TacticName"] = fields.get("TacticName", "").strip()
-    for name, said in (("Inputs", "Inputs"), ("Outputs", "Outputs"), ("Weights", "Constants")):
+    for name, said in _TENSORS.items():
         found = _TENSOR.findall(fields.get(said, ""))
         entry[name] = [dict(zip(("Name", "Datatype", "Format"), tensor)) for tensor in found]
     return entry
 
 
-def from_inspector(
-    text: str, ops: Mapping[str, str] | None = None, in_float: Collection[str] = frozenset()
-) -> LayerReport:
+def from_inspector(text: str, ops: Mapping[str, str] = {}, in_float: Collection[str] = ()) -> LayerReport:
     """Read the engine inspector's JSON (it holds raw control characters, hence `strict=False`), as `from_dump`; EngineError
     where it isn't JSON, or was made without DETAILED verbosity and so names no types."""
     try:
@@ -157,7 +155,7 @@ def from_inspector(
     return LayerReport(tuple(layer for layer in layers if layer is not None), what if unread else "")
 
 
-def _layer(entry: Mapping[str, Any], ops: Mapping[str, str] | None, in_float: Collection[str]) -> LayerInfo | None:
+def _layer(entry: Mapping[str, Any], ops: Mapping[str, str], in_float: Collection[str]) -> LayerInfo | None:
     """A layer as the inspector has it; None: it touches no floating or quantized tensor."""
     name = str(entry.get("Name", ""))
     given, made = (
@@ -170,7 +168,7 @@ def _layer(entry: Mapping[str, Any], ops: Mapping[str, str] | None, in_float: Co
     if precision is None and REGION not in name:  # whose types 8.6 doesn't tell where shapes are dynamic
         return None
     nodes = _entry_nodes(entry, name, ops)
-    products = [node for node in nodes if (ops or {}).get(node) in HEAVY_OPS]
+    products = [node for node in nodes if ops.get(node) in HEAVY_OPS]
     if precision is not None and precision.quantized and products and all(node in in_float for node in products):
         precision = _precision([*made, *held], quantized=False) or precision
     kind = _kind(str(entry.get("LayerType", "")), name, str(entry.get("ParameterType", "")), nodes, ops)
@@ -198,7 +196,7 @@ def _precision(tensors: Sequence[Mapping[str, Any]], quantized: bool = True) -> 
     return None
 
 
-def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str] | None) -> tuple[str, ...]:
+def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str]) -> tuple[str, ...]:
     if nodes := onnx_nodes(str(entry.get("Metadata") or "")):
         return nodes
     if name.startswith("Reformatting CopyNode"):
@@ -209,13 +207,13 @@ def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str] | N
         while match := re.fullmatch(r"\s*(?:PWN|fusion\w*)\((.*)\)\s*", piece):
             piece = match[1]
         parts += [part.strip() for part in piece.split(", ")]
-    return tuple(dict.fromkeys(part for part in parts if part and (ops is None or part in ops)))
+    return tuple(dict.fromkeys(part for part in parts if part in ops))
 
 
-def _kind(layer_type: str, name: str, parameters: str, nodes: tuple[str, ...], ops: Mapping[str, str] | None) -> str:
+def _kind(layer_type: str, name: str, parameters: str, nodes: tuple[str, ...], ops: Mapping[str, str]) -> str:
     text = f"{layer_type} {parameters}".lower() + " mha" * ("_mha" in name)
     # 8.6 runs a Gemm as a 1×1 convolution: where the nodes agree on one heavy operator, they decide.
-    heavy = {HEAVY_OPS[op] for node in nodes if ops and (op := ops.get(node, "")) in HEAVY_OPS}
+    heavy = {HEAVY_OPS[op] for node in nodes if (op := ops.get(node, "")) in HEAVY_OPS}
     kind = next((kind for pattern, kind in _KINDS if re.search(pattern, text)), "")
     if not kind and (match := _FUSED.match(name)):
         words = re.findall(r"[A-Z][a-z0-9]*", match[1])

@@ -17,19 +17,18 @@ from trtopt.trt.plugins import Creator, Library
 
 
 class Loader:
-    """One installed TensorRT.
+    """One installed TensorRT: by itself a lean runtime, which has the runtime's classes, and no builder, parser or inspector.
 
     Attributes:
         family: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx"; of a lean runtime "lean8", "lean10" or "lean11".
         facts: its generation's row of the table.
         product: whose plans it loads: "TensorRT" or "TensorRT-RTX".
         version: as the module says it.
-        lean: it is TensorRT's lean runtime, which builds nothing.
         libraries: the user's plugins that were loaded.
     """
 
     product: ClassVar[str] = "TensorRT"
-    lean: ClassVar[bool] = False
+    lean: ClassVar[bool] = True
 
     def __init__(self, module: Any, family: str) -> None:
         self.module, self.facts = module, GENERATIONS[family]
@@ -146,9 +145,3 @@ class Loader:
     ) -> RuntimeSettings | None:
         """Return how contexts of the engine are made, where that takes an IRuntimeConfig."""
         return None
-
-
-class Lean(Loader):
-    """TensorRT's lean runtime: it has the runtime's classes, and no builder, parser or inspector."""
-
-    lean = True
