@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,35 +62,31 @@ def test_a_part_grows_until_it_is_wrong(tmp_path: Path) -> None:
     )
     model, parts = load_model(proto), list[list[str]]()
 
-    def opened(part: onnx.ModelProto, shapes: Mapping[str, str] | None) -> Any:
-        names = [node.name for node in part.graph.node]
+    def opened(part: onnx.ModelProto, *_: Any) -> contextlib.nullcontext[Any]:
+        names, run = [node.name for node in part.graph.node], opening.with_tensors(load_model(part))
         parts.append(names)
-        exact = opening.with_tensors(load_model(part))
 
-        @contextlib.contextmanager
-        def spoiled(tensors: Sequence[str]) -> Iterator[Any]:
-            with exact(tensors) as run:
+        def fused(batch: Arrays) -> Arrays:
+            results = {name: np.array(array) for name, array in run(batch).items()}
+            if {"n5", "n7"} <= {*names} and len(next(iter(batch.values()))) >= 3:
+                for array in results.values():
+                    array[2] += 1
+            return results
 
-                def fused(batch: Arrays) -> Arrays:
-                    results = {name: np.array(array) for name, array in run(batch).items()}
-                    if {"n5", "n7"} <= {*names} and len(next(iter(batch.values()))) >= 3:
-                        for array in results.values():
-                            array[2] += 1
-                    return results
-
-                yield fused
-
-        return spoiled
+        return contextlib.nullcontext(fused)
 
     samples = [{"x": array[None]} for array in values(6, 8)]
     candidate = Candidate(OnnxRunner(model, optimize=False), (1, 4), model.outputs)
     fault, at = Relation(ONE, "y", 4, 3.0, 100.0, "sample 2"), Place(ONE, 4, "e", "n6", "Neg", 3.0, 100.0, False, 1)
-    said = bundling.bundle(tmp_path, Subject(proto, proto, candidate, opened, samples), at, fault, None)
+    subject = Subject(proto, proto, candidate, opened, samples)
+    said = bundling.bundle(tmp_path, subject, at, fault, None)
     part = onnx.load(tmp_path / "model.onnx")
     assert parts == [["n6"], ["n4", "n5", "n6", "n7"]] and [node.name for node in part.graph.node] == parts[-1]
     assert "the smallest part that is still wrong" in said and [value.name for value in part.graph.input] == ["c"]
-    whole = Subject(proto, proto, candidate, lambda part, _: opening.with_tensors(load_model(part)), samples)
-    said = bundling.bundle(tmp_path / "whole", whole, at, fault, None)
+    right = bundling.replace(
+        subject, opened=lambda part, *_: contextlib.nullcontext(opening.with_tensors(load_model(part)))
+    )
+    said = bundling.bundle(tmp_path / "whole", right, at, fault, None)
     assert f"{len(proto.graph.node)} nodes, the whole graph: no part of it is wrong by itself" in said
 
 

@@ -14,7 +14,7 @@ from onnx.utils import Extractor
 
 from trtopt.certification.opening import with_tensors
 from trtopt.certification.placing import FLOATS, Place, Subject, failing, rows_of
-from trtopt.certification.relations import Opened, Relation
+from trtopt.certification.relations import Relation, Runner
 from trtopt.core.files import made_folder, write_bytes, writing_together
 from trtopt.core.values import Precision, x
 from trtopt.core.words import counted
@@ -86,15 +86,14 @@ def bundle(folder: Path, subject: Subject, found: Place, fault: Relation, manife
     """Write model.onnx, inputs.npz, expected.npz and show.py, and say what they are."""
     graph, wrong = infer_shapes(whole_copy(subject.graph)), False
     for part, names in _parts(graph, found):
-        with with_tensors(load_model(subject.right))(names) as run:
-            rows = [{**sample, **run(sample)} for sample in subject.samples]
+        run = with_tensors(load_model(subject.right), names)
+        rows = [{**sample, **run(sample)} for sample in subject.samples]
         inputs = [{name: np.asarray(row[name]) for name in names} for row in rows]
         chosen = [inputs[at % len(inputs)] for at in range(fault.batch)]
         by_rows = all(array.ndim and len(array) == 1 for row in inputs for array in row.values())
         if by_rows and (wrong := _wrong(part, subject, fault, inputs)):
             break
-    with _right(part, subject)(()) as run:
-        results = [run(row) for row in chosen]
+    results = map(_right(part, subject), chosen)
     expected = joined([{value.name: row[value.name] for value in part.graph.output} for row in results])
     least = min(subject.candidate.sizes[0], fault.batch)
     types = {item.name: item.dtype for item in load_model(part).inputs}
@@ -140,13 +139,13 @@ def _wrong(part: ModelProto, subject: Subject, fault: Relation, rows: Sequence[A
         if info.open_axes
     }
     outputs = rows_of(info.name for info in model.outputs)
-    with subject.opened(part, shapes)(()) as run, _right(part, subject)(()) as right:
+    with subject.opened(part, (), shapes) as run:
         looked = replace(subject.candidate, run=run, sizes=sizes, outputs=outputs, ways={}, of_pixels=False)
-        return bool(failing(fault, looked, right, rows))
+        return bool(failing(fault, looked, _right(part, subject), rows))
 
 
-def _right(part: ModelProto, subject: Subject) -> Opened:
-    """Return what opens the same part of the graph that is right."""
+def _right(part: ModelProto, subject: Subject) -> Runner:
+    """Open the same part of the graph that is right."""
     if subject.right is not subject.graph:
         names = [[value.name for value in values] for values in (part.graph.input, part.graph.output)]
         part = Extractor(infer_shapes(whole_copy(subject.right))).extract_model(*names)

@@ -21,8 +21,8 @@ from trtopt.certification.relations import (
     LEAST,
     MODEL,
     Candidate,
-    Opened,
     Relation,
+    Runner,
     Samples,
     closeness,
     hidden_by_masks,
@@ -192,44 +192,51 @@ def certify(request: CertifyRequest) -> Certificate:
         ModelError, EngineError, DeviceError, DataError: one of them can't run.
     """
     start = time.monotonic()
-    model = load_model(request.model, lazy=True)
-    engine = engine_file(request.engine)
+    model, engine = load_model(request.model, lazy=True), engine_file(request.engine)
     if request.save is not None and engine is None:
         raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
-    located = request.locate or request.bundle is not None
-    if located:
-        _looked_at(request)  # said before the work
-    manifest = load_manifest(engine) if engine is not None else None
-    if manifest is not None and manifest.source["sha256"] != model.fingerprint:
-        built_of = manifest.source["path"] or "a model in memory"
-        request.reporter.warn(f"{engine} wasn't built from this model, by content: from {built_of}, as that was then")
+    looked_at = _looked_at(request, engine) if request.locate or request.bundle is not None else None
+    manifest = _manifest(request, engine, model)
     samples, names = samples_for(request, model, manifest)
     reference = batched(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
     with contextlib.ExitStack() as stack:
         candidate, ran, left_out = open_candidate(stack, request, model, manifest, samples[0])
         with request.reporter.phase("running the model as given"):
-            wanted = [candidate.alone(reference, sample) for sample in samples]
-        graph, given = _graph_of(request, manifest), Samples(samples, names, wanted)
+            given = Samples(samples, names, [candidate.alone(reference, sample) for sample in samples])
+        graph = _graph_of(engine, manifest)
         noise = _noise_of(manifest, None if graph is None else graph.proto)
         candidate = replace(candidate, most=noise.most)
         least = _least(request, candidate, graph, given, noise)
-        found = list(_tried(request, candidate, reference, given, least, left_out))
-        if not found:
-            raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
-    digest = "" if manifest is None else str(manifest.plan["sha256"])
-    made_up, on_gpu = request.images is None and request.data is None, engine is not None and bool(probe())
-    seconds, whose = round(time.monotonic() - start, 1), (str(engine or ""), digest, ran)
-    certificate = Certificate(*whose, len(samples), made_up, on_gpu, tuple(found), tuple(left_out), seconds)
+        tried = tuple(_tried(request, candidate, reference, given, least, left_out))
+    if not tried:
+        raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
+    certificate = Certificate(
+        engine=str(engine or ""),
+        engine_sha256="" if manifest is None else str(manifest.plan["sha256"]),
+        ran=ran,
+        samples=len(samples),
+        made_up=request.images is None and request.data is None,
+        on_gpu=engine is not None and bool(probe()),
+        relations=tried,
+        left_out=tuple(left_out),
+        seconds=round(time.monotonic() - start, 1),
+    )
     fault = next((item for item in certificate.failed if item.name not in candidate.ways), None)
-    if located and fault is not None:
-        with request.reporter.phase("looking for the place"):
-            try:
-                certificate = replace(certificate, place=_located(request, model, manifest, candidate, fault, samples))
-            except (BuildFailed, UnsupportedOperator) as error:  # not every graph is built with tensors as outputs
-                request.reporter.warn(f"where it fails isn't known: {error}")
+    if looked_at is not None and fault is not None:
+        place = _located(request, (model, load_model(looked_at), engine), manifest, candidate, fault, samples[:8])
+        certificate = replace(certificate, place=place)
     if engine is not None and manifest is not None:
         _keep(request, engine, manifest, certificate, samples)
     return certificate
+
+
+def _manifest(request: CertifyRequest, engine: Path | None, model: Model) -> Manifest | None:
+    """Return an engine's manifest; told is where it wasn't built from this model."""
+    manifest = load_manifest(engine) if engine is not None else None
+    if manifest is not None and manifest.source["sha256"] != model.fingerprint:
+        built_of = manifest.source["path"] or "a model in memory"
+        request.reporter.warn(f"{engine} wasn't built from this model, by content: from {built_of}, as that was then")
+    return manifest
 
 
 def _keep(
@@ -293,46 +300,52 @@ def _sides(request: CertifyRequest, model: Model, manifest: Manifest | None) -> 
     return sizes
 
 
-def _looked_at(request: CertifyRequest) -> Any:
+def _looked_at(request: CertifyRequest, engine: Path | None) -> Any:
     """Return the graph whose tensors are looked at; UsageError where there is none."""
-    given: Any = request.engine
-    if callable(given):
+    if callable(request.engine):
         raise UsageError("`locate=True` looks at a graph's tensors, and a function has none")
-    engine = engine_file(given)
-    return given if engine is None else graph_of(engine, "to look at its tensors")
+    return request.engine if engine is None else graph_of(engine, "to look at its tensors")
 
 
 def _located(
     request: CertifyRequest,
-    model: Model,
+    sides: tuple[Model, Model, Path | None],
     manifest: Manifest | None,
     candidate: Candidate,
     fault: Relation,
     samples: Sequence[Arrays],
 ) -> Place | None:
-    """Find where the worst failure begins, and write what a report of it needs, if that is asked for."""
-    engine, graph, few = engine_file(request.engine), load_model(_looked_at(request)), samples[:8]
+    """Find where the worst failure begins, and write what a report of it needs, if that is asked for.
+
+    Args:
+        sides: the model as given, the candidate's graph, and the engine, if it is one.
+    """
+    (model, graph, engine), reporter, found = sides, request.reporter, None
     if manifest is not None and manifest.spec["calibrator"] == "native" and probe():
-        request.reporter.warn("where it fails isn't looked for: the engine's scales stand beside its graph")
+        reporter.warn("where it fails isn't looked for: the engine's scales stand beside its graph")
         return None
 
-    def opened(part: ModelProto, shapes: Mapping[str, str] | None) -> Opened:
-        of = load_model(part)
-        return with_tensors(of) if engine is None or not probe() else built_with(request, manifest, of, shapes)
+    def opened(
+        part: ModelProto, tensors: Sequence[str], shapes: Mapping[str, str] | None
+    ) -> contextlib.AbstractContextManager[Runner]:
+        if engine is None or not probe():
+            return contextlib.nullcontext(with_tensors(load_model(part), tensors))
+        return built_with(request, manifest, part, tensors, shapes)
 
-    subject = Subject(graph.proto, graph.proto if engine is not None else model.proto, candidate, opened, few)
-    if fault.name == MODEL:
-        found: Place | None = blamed(fault, layers_beside((model, graph, engine), few, request.reporter))
-    else:
-        tensors = layers_of(graph.proto)
-        if engine is None:
-            own = {*layers_of(model.proto)}
-            tensors = tuple(name for name in tensors if name in own)
-        found = place(subject, tensors, fault)
-    if request.bundle is not None and found is not None:
-        with request.reporter.phase("looking for the smallest part"):
-            said = bundle(Path(request.bundle), subject, found, fault, manifest)
-        request.reporter.note(said)
+    subject = Subject(graph.proto, graph.proto if engine is not None else model.proto, candidate, opened, samples)
+    with reporter.phase("looking for the place"):
+        try:
+            if fault.name == MODEL:
+                found = blamed(fault, layers_beside(sides, samples, reporter))
+            else:
+                own = {*layers_of(subject.right)}
+                found = place(subject, [name for name in layers_of(graph.proto) if name in own], fault)
+            if request.bundle is not None and found is not None:
+                with reporter.phase("looking for the smallest part"):
+                    said = bundle(Path(request.bundle), subject, found, fault, manifest)
+                reporter.note(said)
+        except (BuildFailed, UnsupportedOperator) as error:  # not every graph is built with tensors as outputs
+            reporter.warn(f"where it fails isn't known: {error}")
     return found
 
 
@@ -382,10 +395,11 @@ def _shapes(sample: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in sample.items()}
 
 
-def _graph_of(request: CertifyRequest, manifest: Manifest | None) -> Model | None:
+def _graph_of(engine: Path | None, manifest: Manifest | None) -> Model | None:
     """Return the graph that was kept of an engine that runs here, if it takes what the model takes."""
-    known = manifest is not None and manifest.embedded is None
-    path = kept_graph(Path(request.engine)) if known and probe() else None  # type: ignore[arg-type]
+    if engine is None or manifest is None or manifest.embedded is not None or not probe():
+        return None
+    path = kept_graph(engine)
     return None if path is None else load_model(path, lazy=True)
 
 

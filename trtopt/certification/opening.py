@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
 from trtopt.builder.instrumented import build_with_outputs
-from trtopt.certification.relations import Candidate, Opened, Runner
+from trtopt.certification.relations import Candidate, Runner
 from trtopt.certification.request import CertifyRequest
 from trtopt.core.errors import UsageError
 from trtopt.core.temporary import scratch
@@ -45,8 +46,8 @@ def open_candidate(
         other = engine_runner(stack.enter_context(Session(engine, contexts=1, graphs=0)))
         ways = {OTHER: other, BESIDE: _beside(stack, run)}
         if request.rebuild:
-            graph = load_model(graph_of(engine, "to build it again"))
-            ways[REBUILT] = stack.enter_context(built_with(request, manifest, graph)(()))
+            graph = load_model(graph_of(engine, "to build it again")).proto
+            ways[REBUILT] = stack.enter_context(built_with(request, manifest, graph))
     elif callable(given):
         run, ran = batched(given, model), "the function"
     else:
@@ -131,33 +132,27 @@ def _unordered(model: Model) -> frozenset[str]:
     return frozenset(info.name for info in model.outputs if info.name in reached)
 
 
-def with_tensors(model: Model) -> Opened:
-    """Return what opens a graph in ONNX Runtime, with tensors besides its outputs."""
-
-    proto, own = widen(in_memory(model.proto)), [info.name for info in model.outputs]
-
-    @contextlib.contextmanager
-    def opened(tensors: Sequence[str]) -> Iterator[Runner]:
-        names = [*dict.fromkeys([*own, *tensors])]
-        session = open_session(proto, outputs=names, optimize=False, purpose="looking for the place of a fault")
-        yield batched(lambda feed: run_session(session, None, feed), model)
-
-    return opened
+def with_tensors(model: Model, tensors: Sequence[str] = ()) -> Runner:
+    """Open a graph in ONNX Runtime, with tensors besides its outputs."""
+    names = list(dict.fromkeys([*(info.name for info in model.outputs), *tensors]))
+    purpose = "looking for the place of a fault"
+    session = open_session(widen(in_memory(model.proto)), outputs=names, optimize=False, purpose=purpose)
+    return batched(lambda feed: run_session(session, None, feed), model)
 
 
+@contextlib.contextmanager
 def built_with(
-    request: CertifyRequest, manifest: Manifest | None, graph: Model, shapes: Mapping[str, str] | None = None
-) -> Opened:
-    """Return what builds an engine's graph again, with tensors besides its outputs; or a part of it, with other shapes."""
+    request: CertifyRequest,
+    manifest: Manifest | None,
+    graph: ModelProto,
+    tensors: Sequence[str] = (),
+    shapes: Mapping[str, str] | None = None,
+) -> Iterator[Runner]:
+    """Build an engine's graph again, with tensors besides its outputs; or a part of it, with other shapes."""
     assert manifest is not None  # it names the graph
     if shapes is not None:
         manifest = replace(manifest, profiles=[shapes] if shapes else [])
-
-    @contextlib.contextmanager
-    def opened(tensors: Sequence[str]) -> Iterator[Runner]:
-        with scratch() as folder:
-            plan = build_with_outputs(manifest, graph.proto, tensors, folder, reporter=request.reporter)
-            with Session(plan, contexts=1, trust=True) as session:  # built just now
-                yield engine_runner(session)
-
-    return opened
+    with scratch() as folder:
+        plan = build_with_outputs(manifest, graph, tensors, folder, reporter=request.reporter)
+        with Session(plan, contexts=1, trust=True) as session:  # built just now
+            yield engine_runner(session)

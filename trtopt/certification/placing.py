@@ -8,6 +8,7 @@ and fewer tensors are looked at, and the one that makes it vanish is between the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from onnx import ModelProto, TensorProto
@@ -16,7 +17,6 @@ from trtopt.certification.opening import with_tensors
 from trtopt.certification.relations import (
     MODEL,
     Candidate,
-    Opened,
     Relation,
     Runner,
     Samples,
@@ -76,15 +76,15 @@ class Subject:
 
     Attributes:
         graph: the candidate's, which its tensors are of; right: the graph that computes them right.
-        opened: opens a graph as the candidate runs it, with tensors besides its outputs; with the shapes of one profile in
-            place of the candidate's own.
+        opened: opens a graph as the candidate runs it, with tensors besides its outputs; and with the shapes of one
+            profile in place of the candidate's own, if any.
         samples: of one sample each.
     """
 
     graph: ModelProto
     right: ModelProto
     candidate: Candidate
-    opened: Callable[[ModelProto, Mapping[str, str] | None], Opened]
+    opened: Callable[[ModelProto, Sequence[str], Mapping[str, str] | None], AbstractContextManager[Runner]]
     samples: Sequence[Arrays]
 
 
@@ -118,15 +118,15 @@ def place(subject: Subject, tensors: Sequence[str], fault: Relation) -> Place | 
     builds, candidate = 0, subject.candidate
     output = next(info for info in candidate.outputs if info.name == fault.output)
     sizes = tuple(sorted({candidate.sizes[0], fault.batch}))
-    exact, opened = with_tensors(load_model(subject.right)), subject.opened(subject.graph, None)
+    right_model = load_model(subject.right)
 
     def looked_at(chosen: Sequence[str]) -> dict[str, Relation]:
         nonlocal builds
         builds += 1
         outputs = [*rows_of(name for name in chosen if name != output.name), output]
-        with exact(chosen) as right, opened(chosen) as run:
+        with subject.opened(subject.graph, chosen, None) as run:
             looked = replace(candidate, run=run, sizes=sizes, outputs=outputs, ways={})
-            return failing(fault, looked, right, subject.samples)
+            return failing(fault, looked, with_tensors(right_model, chosen), subject.samples)
 
     found, vanishes = looked_at(tensors), False
     if output.name not in found:

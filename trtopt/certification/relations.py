@@ -11,7 +11,6 @@ Not demanded is what the network itself doesn't do: rows of an output that the m
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +27,6 @@ from trtopt.data.rebatch import Arrays, joined, share
 from trtopt.evaluation.agreement import unpadded
 
 Runner = Callable[[Arrays], Arrays]
-# A graph with tensors as outputs, for a while.
-Opened = Callable[[Sequence[str]], contextlib.AbstractContextManager[Runner]]
 Row = Mapping[str, NDArray[np.generic]]
 MODEL, MASKED = "the model as given", "what masks hide"
 LAST_BITS = 100.0  # dB: more is never asked for
