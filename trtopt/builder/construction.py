@@ -2,8 +2,7 @@
 
 plan = plan_build(request)  # all refusals
 plan = with_scales(plan)  # calibrate
-built = execute(plan)  # lower, build, judge; at most one repair
-write_artifacts(plan, built)
+manifest = built(plan)  # execute: lower, build, judge, with at most one repair; write
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 import onnx
 
-from trtopt.builder.execute import Built, execute
+from trtopt.builder.execute import execute
 from trtopt.builder.plan import BuildPlan, plan_build, with_scales
 from trtopt.builder.refit import structure
 from trtopt.builder.request import BuildRequest
@@ -104,7 +103,7 @@ def construct(request: BuildRequest) -> BuildResult:
     if where is not None and request.save_cache:
         reporter.note("`save_cache=` needs TensorRT's own calibration, so the store isn't asked")
         where = None
-    manifest, cached = (_build(plan), False) if where is None else _get_or_build(plan, Store(where))
+    manifest, cached = (built(plan), False) if where is None else _get_or_build(plan, Store(where))
     return _result(plan, manifest, time.monotonic() - start, cached=cached)
 
 
@@ -125,12 +124,8 @@ def _stored(plan: BuildPlan, store: Store) -> tuple[Entry, bool]:
         if not request.force and (entry := store.find(digest)):
             return entry, True
         inside = replace(request, output=folder / PLAN, save_onnx=folder / GRAPH if request.save_onnx else None)
-        _build(replace(plan, request=inside))
+        built(replace(plan, request=inside))
         return store.add(plan.store_parts, folder.iterdir(), request.reporter), False
-
-
-def _build(plan: BuildPlan) -> Manifest:
-    return write_artifacts(plan, execute(plan))
 
 
 def _get_or_build(plan: BuildPlan, store: Store) -> tuple[Manifest, bool]:
@@ -148,7 +143,7 @@ def _get_or_build(plan: BuildPlan, store: Store) -> tuple[Manifest, bool]:
             reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and is built again: {error}")
             with contextlib.suppress(OutputError):
                 store.remove(entry.digest)
-    return _build(plan), False
+    return built(plan), False
 
 
 def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool) -> BuildResult:
@@ -167,15 +162,14 @@ def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool
     )
 
 
-def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
-    """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
-    lowered, engine, safety = built.lowered, built.engine, built.safety
+def built(plan: BuildPlan) -> Manifest:
+    """Build, and write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
+    made = execute(plan)
+    lowered, engine, safety = made.lowered, made.engine, made.safety
     unsafe = {} if safety is None else safety.in_fp32
     graph, cache = plan.request.save_onnx, plan.request.save_cache
     kept_nodes = [replace(item, reason=MEASURED) if item.node in unsafe else item for item in lowered.kept]
-    counts, summary = precision_summary(
-        engine.layers, kept_nodes, engine.unread or built.report.hidden, lowered.weights
-    )
+    counts, summary = precision_summary(engine.layers, kept_nodes, engine.unread or made.report.hidden, lowered.weights)
     generation, device = plan.generation, plan.generation.device(plan.spec)
     embedded, (inputs, profiles) = plan.embedded, plan.engine_interface()
     own = {info.name for info in plan.model.outputs}
@@ -184,10 +178,10 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
         generation={name: getattr(generation, name) for name in ("family", "product", "version")}
         | {"gpu": str(device) if device else None},
         targets=[f"sm{target}" for target in engine.targets],
-        spec=built.spec.describe(),
+        spec=made.spec.describe(),
         precision=counts,
         precision_summary=summary,
-        coverage={str(item): round(share, 6) for item, share in built.report.coverage.items()},
+        coverage={str(item): round(share, 6) for item, share in made.report.coverage.items()},
         layers=plain(engine.layers),
         kept=plain(lowered.kept),
         inputs=list(map(_tensor, inputs)),
@@ -196,7 +190,7 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
         source={"path": str(plan.model.path) if plan.model.path else None, "sha256": plan.model.fingerprint},
         plan={"sha256": hashlib.sha256(engine.plan).hexdigest(), "bytes": memoryview(engine.plan).nbytes},
         key=plan.key,
-        seconds=round(built.seconds, 3),
+        seconds=round(made.seconds, 3),
         trtopt=__version__,
         preprocess=plan.preprocessing if embedded is None else embedded.outside.describe(),
         embedded=None if embedded is None else embedded.describe(),

@@ -93,19 +93,14 @@ def lower(
     Raises: UsageError, CalibrationError, ModelError, where an override, the table or the model doesn't fit.
     """
     check_overrides(spec.overrides, folded.graph.node)
-    typed, unsafe = generation.typed(spec), dict(measured or {})
+    typed, can, unsafe = generation.typed(spec), generation.capabilities, dict(measured or {})
     if table is not None and has_half(folded):
         folded, islands = in_fp32_types(folded)
         unsafe = {**islands, **unsafe}
-    written = (FORMATS[precision].opset for precision in precisions(spec) & FORMATS.keys())
-    clips = 11 if is_quantized(folded) else 1  # `reword` reads bounds that are inputs
-    opset = max(1 if embedded is None else embed.OPSET, *written, clips)
-    if typed:
-        opset = max(opset, typed_opset(spec.base, table is not None or is_quantized(folded)))
-    model = to_ir_at(folded, opset)
+    model = to_ir_at(folded, _opset(folded, spec, typed, table, embedded))
     if table is not None and spec.base is Precision.FP16:
         unsafe |= overflowing(model, table.beyond_fp16)
-    passes = [readable(model, generation.capabilities.max_opset)]
+    passes = [readable(model, can.max_opset)]
     source = as_read(folded, passes[0])
     passes.append(reword(model, everywhere=spec.precision is Precision.INT8 and not typed))
     named = ((str(node.name), overriding(spec.overrides, str(node.name), node.op_type)) for node in model.graph)
@@ -113,46 +108,70 @@ def lower(
     left_out = {**unsafe, **(unquantized or {})}
     points = Points({}) if table is None else _quantize(model, spec, generation, table, left_out, passes)
     asked = dict.fromkeys(points.quantized, spec.precision) | overrides
-    kept, weights = points.kept, ""
+    weights, pinned, preferred = "", dict[str, Precision](), dict[str, Precision]()
     if typed:
         heavy = _floating_layers(model)
         if spec.int4:
-            floating = {node: f"`precision_override=` asks for {kind}" for node, kind in overrides.items()}
-            passes.append(found := int4_weights(model, spec.base, {**floating, **unsafe}, coded or {}))
-            # Of those in FP32 `to_typed` says it.
-            kept = (*kept, *(item for item in found.kept if overrides.get(item.node) is not Precision.FP32))
-            total = len(found.changes) + len(found.kept)
-            weights = f"{len(found.changes)} of {total} matrix products with INT4 weights" if found.changes else NO_INT4
+            found, weights = _int4(model, spec.base, overrides, unsafe, coded or {})
+            passes.append(found)
         passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
-        in_fp32, layer_precision, preferred = passes[-1].kept, dict[str, Precision](), dict[str, Precision]()
         if not spec.precision.quantized:
             asked = {name: spec.base for name in heavy if name in passes[-1].changes} | overrides
-        if reason := generation.capabilities.mixes_channels:
-            passes.append(unfuse(model, reason))
-            in_fp32 = (*in_fp32, *passes[-1].kept)
+        if can.mixes_channels:
+            passes.append(unfuse(model, can.mixes_channels))
     else:
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)
+        passes.append(PassResult(model, kept=in_fp32))
         if spec.base is Precision.FP16:
             passes.append(raise_guards(model))
-        layer_precision = {item.node: Precision.FP32 for item in in_fp32}
-        layer_precision |= {node: precision for node, precision in overrides.items() if not precision.quantized}
-        light = set() if table is None else _light(model, asked) - layer_precision.keys()
-        preferred = {} if spec.base is Precision.FP32 else dict.fromkeys(sorted(light), spec.base)
-    if not generation.capabilities.stored_codes:
+        pinned = {item.node: Precision.FP32 for item in in_fp32}
+        pinned |= {node: precision for node, precision in overrides.items() if not precision.quantized}
+        if table is not None and spec.base is not Precision.FP32:
+            preferred = dict.fromkeys(sorted(_light(model, asked) - pinned.keys()), spec.base)
+    if not can.stored_codes:
         passes.append(with_float_weights(model))
-    if least := generation.capabilities.least_scale:
-        passes.append(unquantize_small(model, least, spec.base))
+    if can.least_scale:
+        passes.append(unquantize_small(model, can.least_scale, spec.base))
         asked = {name: precision for name, precision in asked.items() if name not in passes[-1].changes}
-        in_fp32 = (*in_fp32, *passes[-1].kept)
     if embedded is not None:
         passes.append(embed.embed(model, embedded))
     proto = _written(model, spec) if any(item.changes for item in passes) else folded
     forget_placeholders(proto)
     proto = _with_outputs(proto, spec.mark_output)
     if embedded is not None and not typed and spec.base is not Precision.FP32:
-        layer_precision |= dict.fromkeys(embed.arithmetic(proto), Precision.FP32)
-    kept_layers = (*(item for item in kept if item.node not in unsafe), *in_fp32)
-    return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source, weights)
+        pinned |= dict.fromkeys(embed.arithmetic(proto), Precision.FP32)
+    kept = [item for item in points.kept if item.node not in unsafe]  # of the others a pass says it
+    kept += (item for result in passes for item in result.kept)
+    return Lowered(proto, asked, tuple(kept), is_quantized(proto), pinned, preferred, typed, source, weights)
+
+
+def _opset(
+    folded: onnx.ModelProto, spec: BuildSpec, typed: bool, table: Table | None, embedded: Embedded | None
+) -> int:
+    """Return the least opset that what is written into the graph needs."""
+    needed = [FORMATS[precision].opset for precision in precisions(spec) & FORMATS.keys()]
+    needed.append(11 if is_quantized(folded) else 1)  # `reword` reads bounds that are inputs
+    if embedded is not None:
+        needed.append(embed.OPSET)
+    if typed:
+        needed.append(typed_opset(spec.base, table is not None or is_quantized(folded)))
+    return max(needed)
+
+
+def _int4(
+    model: ir.Model,
+    base: Precision,
+    overrides: Mapping[str, Precision],
+    unsafe: Mapping[str, str],
+    coded: Mapping[str, Coded],
+) -> tuple[PassResult, str]:
+    """Write weights of matrix products as INT4 codes, but for overridden and `unsafe` nodes; say how many."""
+    floating = {node: f"`precision_override=` asks for {kind}" for node, kind in overrides.items()}
+    found = int4_weights(model, base, {**floating, **unsafe}, coded)
+    in_fp32 = {*unsafe, *(node for node, kind in overrides.items() if kind is Precision.FP32)}  # `to_typed` says these
+    total, count = len(found.changes) + len(found.kept), len(found.changes)
+    said = f"{count} of {total} matrix products with INT4 weights" if count else NO_INT4
+    return replace(found, kept=tuple(item for item in found.kept if item.node not in in_fp32)), said
 
 
 def _written(model: ir.Model, spec: BuildSpec) -> onnx.ModelProto:

@@ -19,9 +19,6 @@ from trtopt.data.convert import converted
 from trtopt.data.rebatch import Arrays, rebatched
 from trtopt.trt.layers import onnx_nodes
 
-Upload = Callable[[str, NDArray[Any]], int]
-"""Copy one input's batch to the GPU and give the address; the buffer stays until the next batch of that input."""
-
 _DATA_TYPES = {Precision.FP32: "FLOAT", Precision.FP16: "HALF", Precision.BF16: "BF16", Precision.INT8: "INT8"}
 
 
@@ -186,8 +183,8 @@ def _headed(cache: bytes | None, version: str) -> bytes | None:
     return re.sub(rb"^(\xef\xbb\xbf)?TRT-\d+-", f"TRT-{number}-".encode(), cache)
 
 
-def device_upload(ordinal: int = 0) -> Upload:
-    """An `Upload` to a GPU through the runtime's device layer; one buffer per input, reused."""
+def device_upload(ordinal: int) -> Callable[[str, NDArray[Any]], int]:
+    """Return what copies one input's batch to a GPU and gives the address; the buffer stays until that input's next batch."""
     device = Device(ordinal)
     stream = Stream(device)
     buffers: dict[str, tuple[Any, Any]] = {}
