@@ -25,9 +25,7 @@ from trtopt.certification.relations import Candidate, Samples, closeness, relati
 from trtopt.cli import app
 from trtopt.core.errors import EngineMismatch, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.engine.manifest import kept_graph, load_manifest
-from trtopt.evaluation import verify as verification
 from trtopt.evaluation.timing import Times
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
@@ -383,13 +381,8 @@ def test_a_mask_that_is_not_kept_to_is_found() -> None:
 
 
 def test_an_engine_that_runs_is_certified_in_its_manifest(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: Any
 ) -> None:
-    """The way of a GPU, with the engine's graph in ONNX Runtime in the plan's place."""
-    gpu = Probe((DeviceInfo(0, "Fake GPU", 89, 1 << 30),), (13, 0), "")
-    for module in (opening, certificates):
-        monkeypatch.setattr(module, "probe", lambda: gpu)
-        monkeypatch.setattr(module, "Session", functools.partial(trtopt.Session, backend="onnxruntime"))
     times = {"": (Times({"x": "4x3x8x8"}, 0.25),)}
     monkeypatch.setattr(certificates, "time_in_turns", lambda *_: (times, "samples"))
     before = load_manifest(engine)
@@ -466,31 +459,6 @@ def test_a_part_without_scales_is_built_without_them(engine: Path, tmp_path: Pat
         build_with_outputs(native, part, (), tmp_path)
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Engines "run" as their graphs in ONNX Runtime; those of another build as what that was built of."""
-    gpu, spoils = Probe((DeviceInfo(0, "Fake GPU", 89, 1 << 30),), (13, 0), ""), list[Any]()
-
-    def opened(plan: Path, **options: Any) -> trtopt.Session:
-        rebuilt = options.pop("trust", False)
-        session = trtopt.Session(plan.with_suffix(".onnx") if rebuilt else plan, backend="onnxruntime", **options)
-        real = session.run_batches
-
-        def run_batches(inputs: Arrays) -> dict[str, NDArray[Any]]:
-            results = real(inputs)
-            for spoil in spoils if not rebuilt else ():
-                spoil(inputs, results)
-            return results
-
-        session.run_batches = run_batches  # type: ignore[method-assign]
-        return session
-
-    for module in (opening, certificates, verification):
-        monkeypatch.setattr(module, "probe", lambda: gpu)
-        monkeypatch.setattr(module, "Session", opened)
-    return spoils.append
-
-
 def test_another_build_is_compared_and_a_fault_that_it_has_not_is_told(
     engine: Path, as_on_a_gpu: Callable[[Any], None]
 ) -> None:
@@ -502,7 +470,7 @@ def test_another_build_is_compared_and_a_fault_that_it_has_not_is_told(
         assert right.ok and right.place is None
         assert opening.REBUILT in {item.name for item in right.relations}
 
-        def spoil(inputs: Arrays, results: dict[str, NDArray[Any]]) -> None:
+        def spoil(session: trtopt.Session, inputs: Arrays, results: dict[str, NDArray[Any]]) -> None:
             if len(inputs["x"]) == 9:
                 results["y"][5] += 1
 

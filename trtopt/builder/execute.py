@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 
 from trtopt.builder.lowering import NO_INT4, Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
@@ -287,19 +286,16 @@ def _suspects(error: BackendError | UnsupportedOperator, graph: onnx.ModelProto)
     """Name the nodes that TensorRT may not run quantized, by what it said."""
     said = str(error)
     if "expectedDataType" in said:  # 10.6, of convolutions that read another activation than a Relu or a Clip from 0 on
-        convolutions = (node for node in to_ir(graph).graph if node.op_type == "Conv")
-        return {str(node.name) for node in convolutions if _is_other(node.inputs[0].producer())}
+        read = [(str(node.name), node.inputs[0].producer()) for node in to_ir(graph).graph if node.op_type == "Conv"]
+        clips = {name for name, maker in read if maker and maker.op_type == "Clip" and not starts_at_zero(maker)}
+        return clips | {
+            name for name, maker in read if maker and maker.op_type in ELEMENTWISE - {"Relu", "Add", "Clip"}
+        }
     if not isinstance(error, UnsupportedOperator):
         return set()
     if REGION in said:  # 8.6 doesn't say what of it fails; its products are what was quantized
         return {node.name for node in graph.graph.node if HEAVY_OPS.get(node.op_type) == "matmul"}
     return {*re.split(r"[\s+]+", said)}
-
-
-def _is_other(maker: ir.Node | None) -> bool:
-    if maker is not None and maker.op_type == "Clip":
-        return not starts_at_zero(maker)
-    return maker is not None and maker.op_type in ELEMENTWISE - {"Relu", "Add"}
 
 
 def _judged(plan: BuildPlan, pruned: Pruned, graph: onnx.ModelProto) -> str:

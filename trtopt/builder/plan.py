@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from trtopt.builder.asked import check_outputs, spec_of, with_profiles
 from trtopt.builder.request import BuildRequest
@@ -16,6 +15,7 @@ from trtopt.builder.samples import real_samples
 from trtopt.calibration.pruning import Pruned, prune
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
+from trtopt.core.documents import plain
 from trtopt.core.errors import UsageError
 from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.operators import digest, plugins
@@ -111,7 +111,7 @@ class BuildPlan:
         spec = self.spec.describe()
         for name in ("backend", "timing_cache", "targets"):
             del spec[name]
-        parts = {
+        parts: dict[str, Any] = {
             "model": self.model.fingerprint,
             "spec": spec,
             "generation": [self.generation.family, self.generation.version],
@@ -122,17 +122,13 @@ class BuildPlan:
             "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
             "preprocess": self.preprocessing if self.embedded is None else self.embedded.describe(),
             "trtopt": MAKER,
-            **self._custom(),
-            **({} if self.samples is None else {"samples": self.samples.describe(), "limit": self.request.min_snr}),
         }
-        return cast("dict[str, Any]", json.loads(json.dumps(parts, default=str)))
-
-    def _custom(self) -> dict[str, Any]:
-        """What custom operators depend on, where there are any."""
-        if not custom_nodes(self.model.proto):
-            return {}
-        libraries = [sha256_file(path) for path in plugins()]
-        return {"operators": digest(operators_in(self.model.proto)), "plugins": libraries}
+        if custom_nodes(self.model.proto):
+            libraries = [sha256_file(path) for path in plugins()]
+            parts |= {"operators": digest(operators_in(self.model.proto)), "plugins": libraries}
+        if self.samples is not None:
+            parts |= {"samples": self.samples.describe(), "limit": self.request.min_snr}
+        return dict(plain(parts))
 
     @property
     def key(self) -> str:
