@@ -62,11 +62,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
-
-
 def _build(files: Path, output: Path, **options: Any) -> BuildResult:
     if options.get("int8") or options.get("fp8"):
         options.setdefault("data", files / "data.npz")

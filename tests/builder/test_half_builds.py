@@ -23,13 +23,9 @@ from trtopt.calibration.table import Table
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.graph.passes.fold import fold
 
+pytestmark = pytest.mark.usefixtures("rtx")
 Planted = Callable[[], tuple[ModelProto, Arrays]]
 FP32 = Precision.FP32
-
-
-@pytest.fixture(autouse=True)
-def _a_builder(rtx: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
 
 
 class Maker:

@@ -22,14 +22,10 @@ from trtopt.builder.request import BuildRequest
 from trtopt.core.values import Precision
 from trtopt.graph.io import load_model
 
+pytestmark = pytest.mark.usefixtures("rtx")
 NET = """(float[n,8,10,10] x) => (float[n,6] y) { [a] h = Conv<pads=[1,1,1,1]>(x, w) [r] i = Relu(h)
     [b] j = Conv(i, v) [g] p = GlobalAveragePool(j) [f] q = Flatten(p) [m] y = MatMul(q, u) }"""
 MIX = np.random.default_rng(7).standard_normal((8, 3))
-
-
-@pytest.fixture(autouse=True)
-def _a_builder(rtx: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

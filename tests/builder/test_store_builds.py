@@ -54,7 +54,6 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TRTOPT_STORE", raising=False)
     return str(tmp_path / "store")
 

@@ -164,12 +164,13 @@ def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool
 
 def built(plan: BuildPlan) -> Manifest:
     """Build, and write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
-    made = execute(plan)
-    lowered, engine, safety = made.lowered, made.engine, made.safety
+    start = time.monotonic()
+    spec, lowered, engine, report, safety = execute(plan)
+    seconds = round(time.monotonic() - start, 3)
     unsafe = {} if safety is None else safety.in_fp32
     graph, cache = plan.request.save_onnx, plan.request.save_cache
     kept_nodes = [replace(item, reason=MEASURED) if item.node in unsafe else item for item in lowered.kept]
-    counts, summary = precision_summary(engine.layers, kept_nodes, engine.unread or made.report.hidden, lowered.weights)
+    counts, summary = precision_summary(engine.layers, kept_nodes, engine.unread or report.hidden, lowered.weights)
     generation, device = plan.generation, plan.generation.device(plan.spec)
     embedded, (inputs, profiles) = plan.embedded, plan.engine_interface()
     own = {info.name for info in plan.model.outputs}
@@ -178,10 +179,10 @@ def built(plan: BuildPlan) -> Manifest:
         generation={name: getattr(generation, name) for name in ("family", "product", "version")}
         | {"gpu": str(device) if device else None},
         targets=[f"sm{target}" for target in engine.targets],
-        spec=made.spec.describe(),
+        spec=spec.describe(),
         precision=counts,
         precision_summary=summary,
-        coverage={str(item): round(share, 6) for item, share in made.report.coverage.items()},
+        coverage={str(item): round(share, 6) for item, share in report.coverage.items()},
         layers=plain(engine.layers),
         kept=plain(lowered.kept),
         inputs=list(map(_tensor, inputs)),
@@ -190,7 +191,7 @@ def built(plan: BuildPlan) -> Manifest:
         source={"path": str(plan.model.path) if plan.model.path else None, "sha256": plan.model.fingerprint},
         plan={"sha256": hashlib.sha256(engine.plan).hexdigest(), "bytes": memoryview(engine.plan).nbytes},
         key=plan.key,
-        seconds=round(made.seconds, 3),
+        seconds=seconds,
         trtopt=__version__,
         preprocess=plan.preprocessing if embedded is None else embedded.outside.describe(),
         embedded=None if embedded is None else embedded.describe(),

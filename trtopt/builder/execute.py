@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -63,26 +62,13 @@ MOST_TIMINGS = 32 << 20
 PARTS = "part of an operator that TensorRT takes only written out"
 
 
-@dataclass(frozen=True)
-class Built:
-    """A plan for TensorRT to run, the graph that it was built from, and what was found of both; `safety`: by the samples.
+def execute(plan: BuildPlan) -> tuple[BuildSpec, Lowered, BuiltPlan, PrecisionReport, Safety | None]:
+    """Lower and build the folded model, and judge what the engine runs; nothing is written. Raises as `trtopt.build`.
 
-    Attributes:
-        spec: as it was built; with scales beside the graph TensorRT's own calibrator read them.
+    Return how it was built (with scales beside the graph TensorRT's own calibrator reads them), the graph, the plan, what that
+    runs, and what the samples say of the model.
     """
-
-    spec: BuildSpec
-    lowered: Lowered
-    engine: BuiltPlan
-    report: PrecisionReport
-    safety: Safety | None
-    seconds: float
-
-
-def execute(plan: BuildPlan) -> Built:
-    """Lower and build the folded model, and judge what the engine runs; nothing is written. Raises as `trtopt.build`."""
-    spec, inputs, start = plan.spec, plan.model.inputs, time.monotonic()
-    reporter = plan.request.reporter
+    spec, inputs, reporter = plan.spec, plan.model.inputs, plan.request.reporter
     folded_model = proven(plan.built, samples=plan.samples or (), profiles=spec.profiles, reporter=reporter)
     folded = folded_model.proto
     if folded_model.report.problem:
@@ -114,7 +100,7 @@ def execute(plan: BuildPlan) -> Built:
         lowered = replace(lowered, weights="; ".join(filter(None, [lowered.weights, sparse_kernels(engine.layers)])))
     for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
         reporter.warn(warning)
-    return Built(spec, lowered, engine, report, safety, time.monotonic() - start)
+    return spec, lowered, engine, report, safety
 
 
 def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:

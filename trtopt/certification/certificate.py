@@ -265,7 +265,6 @@ def _capabilities(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def _summary(certificate: Certificate) -> dict[str, Any]:
-    """Return what the manifest says of it."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     worst = {name: plain(item.worst_db) for name, item in certificate.worst().items()}
     return {name: getattr(certificate, name) for name in ("ok", "ran", "samples")} | {"date": now, "worst_db": worst}

@@ -144,7 +144,6 @@ def by_node(layers: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]
 
 
 def compare(this: EngineReport, other: EngineReport) -> EngineDifference:
-    """Hold two engines against each other."""
     both = this, other
     notes = [
         f"the layers of {each.engine.name} aren't known: which node runs in what isn't compared"

@@ -34,7 +34,6 @@ class Facts:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def gpus_of(self, version: tuple[int, ...]) -> Sequence[int]:
-        """Return the compute capabilities that a version is for."""
         return [gpus for since, gpus in self.gpus.items() if version >= since][-1]
 
 

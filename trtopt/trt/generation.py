@@ -137,7 +137,6 @@ class Generation(Loader):
         return self.capabilities.typed_graph and spec.calibrator != "native"
 
     def describe(self) -> dict[str, Any]:
-        """Describe it as plain JSON values, for `trtopt version` and manifests."""
         gpu, capabilities = self.gpu(), self.capabilities.describe()
         can_build = bool(gpu) or self.capabilities.builds_without_gpu
         why_not = "" if can_build else gpu.reason

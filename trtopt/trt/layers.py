@@ -177,7 +177,6 @@ def _layer(entry: Mapping[str, Any], ops: Mapping[str, str], in_float: Collectio
 
 
 def _formats(tensors: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Type and format of each tensor."""
     words = ([tensor.get("Format/Datatype"), tensor.get("Datatype"), tensor.get("Format")] for tensor in tensors)
     return tuple(filter(None, (str(said[0] or " ".join(map(str, filter(None, said[1:])))) for said in words)))
 

@@ -15,7 +15,6 @@ def may_be_values(info: TensorInfo) -> bool:
 
 
 def value_count(info: TensorInfo) -> int:
-    """Return how many values a shape input has."""
     return int(info.shape[0]) if info.shape else 1
 
 

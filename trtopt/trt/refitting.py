@@ -48,7 +48,7 @@ def refit_plan(
             try:
                 refitter = generation.native(trt.Refitter, messages, f"refit {name}", engine)
                 weights = dict(parsing.network_weights(trt, objects.network))
-                count, problems = _give_weights(trt, refitter, weights, unchanged, same_scales)
+                count, problems = _give_weights(refitter, weights, unchanged, same_scales)
                 if problems:
                     listing = first_of(problems, 5)
                     why = (
@@ -65,7 +65,7 @@ def refit_plan(
 
 
 def _give_weights(
-    trt: Any, refitter: Any, weights: Mapping[Any, Any], unchanged: bool, same_scales: bool
+    refitter: Any, weights: Mapping[Any, Any], unchanged: bool, same_scales: bool
 ) -> tuple[int, list[str]]:
     """Give a refitter all weights that it asks for; return how many, and the names of those that one of the two lacks."""
     asked = list(zip(*refitter.get_all(), strict=True))
