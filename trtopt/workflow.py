@@ -20,7 +20,7 @@ from trtopt.core.documents import Damaged, checked, converted, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import preprocess_words, taking
-from trtopt.core.progress import Reporter, recorded
+from trtopt.core.progress import recorded
 from trtopt.core.values import COMPUTED, Precision, choice
 from trtopt.core.version import MAKER, package_version
 from trtopt.core.words import first_of
@@ -37,7 +37,7 @@ from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model
 from trtopt.graph.prepare import holds_scales
 from trtopt.linting.checker import check
-from trtopt.recipes.loader import Recipe, load_recipe
+from trtopt.recipes.loader import load_recipe
 from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.session import Session
 
@@ -196,198 +196,179 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
     if request.report is not None:
         reports.ready()
     with recorded(request.reporter, request.log) as reporter:
-        result = _chained(replace(request, reporter=reporter))
+        result = _Stages(replace(request, reporter=reporter)).run()
     if request.report is None:
         return result
     reports.report(result.files["engine"], request.report, results=[result], reporter=request.reporter)
     return replace(result, files={**result.files, "report": Path(request.report)})
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """A recipe, and what a request makes of it."""
+class _Stages:
+    """The stages of a recipe, one after another, each on what those before it made."""
 
-    recipe: Recipe
-    precision: Precision
-    limits: Limits | None  # the recipe's own
-    reference: str
-    calibrates: bool
-
-
-def _subject(request: PipelineRequest) -> _Subject:
-    """Resolve what a request names; what can't be right is refused before any stage runs."""
-    recipe = load_recipe(request.recipe)
-    asked = request.precision or recipe.precision or "int8"
-    place = "`precision=`" if request.precision else f"the recipe {recipe.path}: precision"
-    precision = Precision(choice(asked, COMPUTED, place))
-    recipe.labelled_files()  # the last stage's: what they lack is said before the first
-    if request.images is not None and request.data is not None:
-        raise UsageError("`images=` and `data=`: give one of the two")
-    if recipe.preprocess is not None:
-        Preprocess.load(recipe.preprocess)  # with arrays, too, beside which it has no effect
-    has_scales = recipe.onnx is not None and holds_scales(
-        load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True)
-    )
-    calibrates = precision.quantized and not has_scales
-    if request.method != "auto" and not calibrates:
-        why = "holds its scales already" if has_scales else f"is built in {precision.upper()}"
-        raise UsageError(f"`method=` is how scales are chosen, and {recipe.name} {why}: drop it")
-    if calibrates and not (request.images or request.data or recipe.images or recipe.data or recipe.calibration):
-        raise UsageError(
-            f"the recipe {recipe.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision that "
-            "needs none, `precision='fp16'`"
+    def __init__(self, request: PipelineRequest) -> None:
+        """Resolve what a request names; what can't be right is refused before any stage runs."""
+        self.request, self.reporter = request, request.reporter
+        self.recipe = recipe = load_recipe(request.recipe)
+        asked = request.precision or recipe.precision or "int8"
+        place = "`precision=`" if request.precision else f"the recipe {recipe.path}: precision"
+        self.precision = Precision(choice(asked, COMPUTED, place))
+        recipe.labelled_files()  # the last stage's: what they lack is said before the first
+        if request.images is not None and request.data is not None:
+            raise UsageError("`images=` and `data=`: give one of the two")
+        if recipe.preprocess is not None:
+            Preprocess.load(recipe.preprocess)  # with arrays, too, beside which it has no effect
+        has_scales = recipe.onnx is not None and holds_scales(
+            load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True)
         )
-    reference = "quantized model" if has_scales else "FP32 model"
-    return _Subject(recipe, precision, Limits.of(recipe.min_agreement, recipe.min_snr), reference, calibrates)
+        self.calibrates = self.precision.quantized and not has_scales
+        if request.method != "auto" and not self.calibrates:
+            why = "holds its scales already" if has_scales else f"is built in {self.precision.upper()}"
+            raise UsageError(f"`method=` is how scales are chosen, and {recipe.name} {why}: drop it")
+        named = request.images or request.data or recipe.images or recipe.data or recipe.calibration
+        if self.calibrates and not named:
+            raise UsageError(
+                f"the recipe {recipe.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision "
+                "that needs none, `precision='fp16'`"
+            )
+        self.reference = "quantized model" if has_scales else "FP32 model"
+        self.limits = Limits.of(recipe.min_agreement, recipe.min_snr)
+        self.folder = made_folder(request.output)
+        self.ledger = _Ledger(self.folder)
 
-
-def _chained(request: PipelineRequest) -> PipelineResult:
-    """Run the stages one after another, each on what those before it made."""
-    subject, reporter = _subject(request), request.reporter
-    recipe, folder = subject.recipe, made_folder(request.output)
-    ledger = _Ledger(folder)
-    exported, clean, table_file = (
-        folder / f"{recipe.name}.{ending}" for ending in ("exported.onnx", "onnx", "calib.json")
-    )
-    engine, graph = (folder / f"{recipe.name}.{subject.precision}.{ending}" for ending in ("engine", "onnx"))
-    made = (exported, clean, table_file, engine, manifest_path(engine), graph)
-    for path in (*made, ledger.path, request.report):
-        if path is not None:
-            check_writable(path)
-    if not ledger.path.exists() and (others := [path.name for path in made if path.exists()]):
-        raise UsageError(
-            f"{folder} has {first_of(others)}, which no pipeline wrote there and this one would replace: give another folder "
-            "as `output=`, or move it away"
+    def run(self) -> PipelineResult:
+        request, recipe, ledger, folder = self.request, self.recipe, self.ledger, self.folder
+        exported, clean, table_file = (
+            folder / f"{recipe.name}.{ending}" for ending in ("exported.onnx", "onnx", "calib.json")
         )
-    write_json(ledger.path, ledger.entries)  # from here on the folder is the pipeline's own
-    files = {"ONNX": clean, "engine": engine, "graph": graph}
-    original = _exported(recipe, exported, ledger, reporter)
-    ledger.run(
-        "check", {"model": sha256_file(original)}, [clean], lambda: _checked(original, clean, request.backend, reporter)
-    )
-    samples = _samples(recipe, request, folder)
-    try:
-        result = construct(_build_request(subject, request, samples, files))
-    except TrtoptError as error:
-        error.args = (_PRECISION.sub(r"`precision='\1'`", str(error)), *error.args[1:])  # pipeline's own option
-        raise
-    files["manifest"] = result.manifest
-    if result.cached:
-        ledger.skipped.append("build")
-    if (table := result.table) is not None:
-        files["calibration"] = table_file
-        ledger.run("table", {"digest": table.digest}, [table_file], lambda: table.save(table_file))
-    photos = recipe.labelled_files()
-    real_samples = {"images": list(photos), "preprocess": recipe.preprocess} if photos else samples
-    judged_on = "samples of those it was calibrated on" if subject.calibrates else "samples"
-    compared_on, agreement = "labelled photos" if photos else judged_on if subject.limits else "", None
-    if compared_on and real_samples:
-        agreement = _agreement(subject, original, real_samples, bool(photos), files, ledger, reporter)
-    if request.certify:
-        found = certify(original, files["engine"], **real_samples, reporter=reporter)
-        result = replace(result, certificate=found.describe())
-    timing, not_run = _timed(real_samples, clean, files["engine"], request.backend)
-    return PipelineResult(
-        name=recipe.name,
-        files=files,
-        sizes={what: path.stat().st_size for what, path in files.items()},
-        build=result,
-        agreement=agreement,
-        timing=timing,
-        not_run=not_run,
-        skipped=tuple(ledger.skipped),
-        limits=subject.limits,
-        compared_on=compared_on if agreement is not None else "",
-        samples=samples,
-        reference=subject.reference,
-    )
-
-
-def _build_request(
-    subject: _Subject, request: PipelineRequest, samples: Mapping[str, Any], files: Mapping[str, Path]
-) -> BuildRequest:
-    recipe, precision = subject.recipe, subject.precision
-    more: dict[str, Any] = {} if precision is Precision.FP32 else {str(precision): True}
-    return BuildRequest(
-        files["ONNX"],
-        files["engine"],
-        shapes=[dict(recipe.ranges)] if recipe.ranges else (),
-        target=request.target,
-        backend=request.backend,
-        save_onnx=files["graph"],
-        classes=recipe.classes,
-        reporter=request.reporter,
-        **more,
-        **({**samples, "method": request.method} if subject.calibrates else {}),
-    )
-
-
-def _exported(recipe: Recipe, path: Path, ledger: _Ledger, reporter: Reporter) -> Path:
-    if recipe.onnx is not None:
-        return existing_file(recipe.onnx, "the recipe's model")
-    key = {
-        "recipe": sha256_file(recipe.path),
-        "weights": sha256_file(recipe.weights) if recipe.weights else None,
-        "torch": package_version("torch"),  # where it isn't, export itself says what to install
-    }
-    code = recipe.path.parent / recipe.source.rpartition(":")[0]
-    if code.suffix == ".py":  # the user's own file
-        key["code"] = sha256_file(existing_file(code, "the recipe's Python file"))
-    ledger.run("export", key, [path], lambda: export(str(recipe.path), path, reporter=reporter).to_json())
-    return path
-
-
-def _checked(original: Path, clean: Path, backend: str, reporter: Reporter) -> Any:
-    report = check(original, fix=clean, backend=backend, reporter=reporter)
-    if not report.ok:
-        errors = [item for item in report.findings if item.level == "error"]
-        raise InvalidModel(
-            f"{original} has {len(errors)} errors: {'; '.join(item.message for item in errors[:3])}; "
-            f"trtopt check {original} lists them"
+        engine, graph = (folder / f"{recipe.name}.{self.precision}.{ending}" for ending in ("engine", "onnx"))
+        made = (exported, clean, table_file, engine, manifest_path(engine), graph)
+        for path in (*made, ledger.path, request.report):
+            if path is not None:
+                check_writable(path)
+        if not ledger.path.exists() and (others := [path.name for path in made if path.exists()]):
+            raise UsageError(
+                f"{folder} has {first_of(others)}, which no pipeline wrote there and this one would replace: give another "
+                "folder as `output=`, or move it away"
+            )
+        write_json(ledger.path, ledger.entries)  # from here on the folder is the pipeline's own
+        files = {"ONNX": clean, "engine": engine, "graph": graph}
+        original = self._exported(exported)
+        ledger.run("check", {"model": sha256_file(original)}, [clean], lambda: self._checked(original, clean))
+        samples = self._samples()
+        result = self._built(files, samples)
+        files["manifest"] = result.manifest
+        if (table := result.table) is not None:
+            files["calibration"] = table_file
+            ledger.run("table", {"digest": table.digest}, [table_file], lambda: table.save(table_file))
+        photos = recipe.labelled_files()
+        real_samples = {"images": list(photos), "preprocess": recipe.preprocess} if photos else samples
+        judged_on = "samples of those it was calibrated on" if self.calibrates else "samples"
+        compared_on, agreement = "labelled photos" if photos else judged_on if self.limits else "", None
+        if compared_on and real_samples:
+            agreement = self._agreement(original, real_samples, bool(photos), files)
+        if request.certify:
+            found = certify(original, engine, **real_samples, reporter=self.reporter)
+            result = replace(result, certificate=found.describe())
+        timing, not_run = _timed(real_samples, clean, engine, request.backend)
+        return PipelineResult(
+            name=recipe.name,
+            files=files,
+            sizes={what: path.stat().st_size for what, path in files.items()},
+            build=result,
+            agreement=agreement,
+            timing=timing,
+            not_run=not_run,
+            skipped=tuple(ledger.skipped),
+            limits=self.limits,
+            compared_on=compared_on if agreement is not None else "",
+            samples=samples,
+            reference=self.reference,
         )
-    return report.to_json()
 
+    def _exported(self, path: Path) -> Path:
+        recipe = self.recipe
+        if recipe.onnx is not None:
+            return existing_file(recipe.onnx, "the recipe's model")
+        key = {
+            "recipe": sha256_file(recipe.path),
+            "weights": sha256_file(recipe.weights) if recipe.weights else None,
+            "torch": package_version("torch"),  # where it isn't, export itself says what to install
+        }
+        code = recipe.path.parent / recipe.source.rpartition(":")[0]
+        if code.suffix == ".py":  # the user's own file
+            key["code"] = sha256_file(existing_file(code, "the recipe's Python file"))
+        reporter = self.reporter
+        self.ledger.run("export", key, [path], lambda: export(str(recipe.path), path, reporter=reporter).to_json())
+        return path
 
-def _samples(recipe: Recipe, request: PipelineRequest, folder: Path) -> dict[str, Any]:
-    """Return what to calibrate on, as options of `build`; empty: nothing is known."""
-    data = request.data or (recipe.data if request.images is None else None)
-    if data is not None:
-        return {"data": Path(data)}
-    images = request.images or recipe.images
-    if images is None and recipe.calibration is not None:
-        images = folder / CALIBRATION
-        write_crops(recipe.calibration, images)
-    return {} if images is None else {"images": Path(images), "preprocess": recipe.preprocess}
+    def _checked(self, original: Path, clean: Path) -> Any:
+        report = check(original, fix=clean, backend=self.request.backend, reporter=self.reporter)
+        if not report.ok:
+            errors = [item for item in report.findings if item.level == "error"]
+            raise InvalidModel(
+                f"{original} has {len(errors)} errors: {'; '.join(item.message for item in errors[:3])}; "
+                f"trtopt check {original} lists them"
+            )
+        return report.to_json()
 
+    def _samples(self) -> dict[str, Any]:
+        """Return what to calibrate on, as options of `build`; empty: nothing is known."""
+        request, recipe = self.request, self.recipe
+        data = request.data or (recipe.data if request.images is None else None)
+        if data is not None:
+            return {"data": Path(data)}
+        images = request.images or recipe.images
+        if images is None and recipe.calibration is not None:
+            images = self.folder / CALIBRATION
+            write_crops(recipe.calibration, images)
+        return {} if images is None else {"images": Path(images), "preprocess": recipe.preprocess}
 
-def _agreement(
-    subject: _Subject,
-    original: Path,
-    samples: Mapping[str, Any],
-    labelled: bool,
-    files: Mapping[str, Path],
-    ledger: _Ledger,
-    reporter: Reporter,
-) -> Mapping[str, Any]:
-    """Measure how the graph that the engine was built of agrees with the model as it came."""
-    graph, manifest = files["graph"], load_manifest(files["engine"])
-    kinds = (manifest.output_kinds if manifest else None) or {}
-    most = None if labelled else COMPARED
-    batches = open_data(load_model(original, lazy=True).inputs, **samples, batch=4, limit=most)
-    labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None
+    def _built(self, files: Mapping[str, Path], samples: Mapping[str, Any]) -> BuildResult:
+        request, recipe = self.request, self.recipe
+        more: dict[str, Any] = {} if self.precision is Precision.FP32 else {str(self.precision): True}
+        more |= {**samples, "method": request.method} if self.calibrates else {}
+        asked = BuildRequest(
+            files["ONNX"],
+            files["engine"],
+            shapes=[dict(recipe.ranges)] if recipe.ranges else (),
+            target=request.target,
+            backend=request.backend,
+            save_onnx=files["graph"],
+            classes=recipe.classes,
+            reporter=self.reporter,
+            **more,
+        )
+        try:
+            result = construct(asked)
+        except TrtoptError as error:
+            error.args = (_PRECISION.sub(r"`precision='\1'`", str(error)), *error.args[1:])  # pipeline's own option
+            raise
+        if result.cached:
+            self.ledger.skipped.append("build")
+        return result
 
-    def work() -> Any:
-        with reporter.phase(f"compare with the {subject.reference}"):
-            return verify(original, graph, batches, labels=labels, output_kind=kinds).figures()
+    def _agreement(
+        self, original: Path, samples: Mapping[str, Any], labelled: bool, files: Mapping[str, Path]
+    ) -> Mapping[str, Any]:
+        """Measure how the graph that the engine was built of agrees with the model as it came."""
+        graph, manifest = files["graph"], load_manifest(files["engine"])
+        kinds = (manifest.output_kinds if manifest else None) or {}
+        most = None if labelled else COMPARED
+        batches = open_data(load_model(original, lazy=True).inputs, **samples, batch=4, limit=most)
+        labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None
 
-    key = {
-        "model": sha256_file(original),
-        "graph": sha256_file(graph),
-        "samples": [batches.digests, batches.preparation, labels],
-        "kinds": dict(kinds),
-    }
-    agreement = ledger.run("verify", key, [], work, Compared)
-    return dict(msgspec.to_builtins(agreement))
+        def work() -> Any:
+            with self.reporter.phase(f"compare with the {self.reference}"):
+                return verify(original, graph, batches, labels=labels, output_kind=kinds).figures()
+
+        key = {
+            "model": sha256_file(original),
+            "graph": sha256_file(graph),
+            "samples": [batches.digests, batches.preparation, labels],
+            "kinds": dict(kinds),
+        }
+        return dict(msgspec.to_builtins(self.ledger.run("verify", key, [], work, Compared)))
 
 
 def _timed(samples: Mapping[str, Any], clean: Path, engine: Path, backend: str) -> tuple[Mapping[str, Any] | None, str]:
