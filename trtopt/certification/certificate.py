@@ -191,68 +191,143 @@ def certify(request: CertifyRequest) -> Certificate:
         UsageError: no such file, an engine whose graph is needed and wasn't kept, samples that it doesn't take.
         ModelError, EngineError, DeviceError, DataError: one of them can't run.
     """
-    start = time.monotonic()
-    model, engine = load_model(request.model, lazy=True), engine_file(request.engine)
-    if request.save is not None and engine is None:
-        raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
-    looked_at = _looked_at(request, engine) if request.locate or request.bundle is not None else None
-    manifest = _manifest(request, engine, model)
-    samples, names = samples_for(request, model, manifest)
-    reference = batched(OnnxRunner(model, optimize=False, threads=request.threads, gpu=True), model)
-    with contextlib.ExitStack() as stack:
-        candidate, ran, left_out = open_candidate(stack, request, model, manifest, samples[0])
-        with request.reporter.phase("running the model as given"):
-            given = Samples(samples, names, [candidate.alone(reference, sample) for sample in samples])
-        graph = _graph_of(engine, manifest)
-        noise = _noise_of(manifest, None if graph is None else graph.proto)
-        candidate = replace(candidate, most=noise.most)
-        least = _least(request, candidate, graph, given, noise)
-        tried = tuple(_tried(request, candidate, reference, given, least, left_out))
-    if not tried:
-        raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
-    certificate = Certificate(
-        engine=str(engine or ""),
-        engine_sha256="" if manifest is None else str(manifest.plan["sha256"]),
-        ran=ran,
-        samples=len(samples),
-        made_up=request.images is None and request.data is None,
-        on_gpu=engine is not None and bool(probe()),
-        relations=tried,
-        left_out=tuple(left_out),
-        seconds=round(time.monotonic() - start, 1),
-    )
-    fault = next((item for item in certificate.failed if item.name not in candidate.ways), None)
-    if looked_at is not None and fault is not None:
-        place = _located(request, (model, load_model(looked_at), engine), manifest, candidate, fault, samples[:8])
-        certificate = replace(certificate, place=place)
-    if engine is not None and manifest is not None:
-        _keep(request, engine, manifest, certificate, samples)
-    return certificate
+    return _Certifying(request).certificate()
 
 
-def _manifest(request: CertifyRequest, engine: Path | None, model: Model) -> Manifest | None:
-    """Return an engine's manifest; told is where it wasn't built from this model."""
-    manifest = load_manifest(engine) if engine is not None else None
-    if manifest is not None and manifest.source["sha256"] != model.fingerprint:
-        built_of = manifest.source["path"] or "a model in memory"
-        request.reporter.warn(f"{engine} wasn't built from this model, by content: from {built_of}, as that was then")
-    return manifest
+class _Certifying:
+    """What a request names: an engine, graph or function, the model as given, and samples."""
 
+    def __init__(self, request: CertifyRequest) -> None:
+        self.started, self.request, self.reporter = time.monotonic(), request, request.reporter
+        self.model, self.engine = load_model(request.model, lazy=True), engine_file(request.engine)
+        if request.save is not None and self.engine is None:
+            raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
+        located = request.locate or request.bundle is not None
+        if located and callable(request.engine):
+            raise UsageError("`locate=True` looks at a graph's tensors, and a function has none")
+        self.looked_at: Any = request.engine if located else None  # the graph whose tensors are looked at
+        if located and self.engine is not None:
+            self.looked_at = graph_of(self.engine, "to look at its tensors")
+        self.manifest = None if self.engine is None else load_manifest(self.engine)
+        if self.manifest is not None and self.manifest.source["sha256"] != self.model.fingerprint:
+            built_of = self.manifest.source["path"] or "a model in memory"
+            said = f"{self.engine} wasn't built from this model, by content: from {built_of}, as that was then"
+            self.reporter.warn(said)
+        self.samples, self.names = samples_for(request, self.model, self.manifest)
+        self.reference = batched(OnnxRunner(self.model, optimize=False, threads=request.threads, gpu=True), self.model)
 
-def _keep(
-    request: CertifyRequest, engine: Path, manifest: Manifest, certificate: Certificate, samples: Sequence[Arrays]
-) -> None:
-    """Write the verdict into the manifest, if it is of the engine itself, and what `upgrade` takes."""
-    times: Sequence[Times] = ()
-    if certificate.on_gpu:
-        manifest = replace(manifest, certificate=_summary(certificate))
-        manifest.save(engine)
-        if request.save is not None:
-            with request.reporter.phase("timing"), Session(engine, contexts=1) as session:
-                times = time_in_turns({"": session}, samples)[0][""]
-    if request.save is not None:
-        content = {"manifest": asdict(manifest), "certificate": certificate.describe(), "times": plain(tuple(times))}
-        write_json(request.save, {"format": FORMAT, **content, "capabilities": _capabilities(manifest)})
+    def certificate(self) -> Certificate:
+        request, model, manifest = self.request, self.model, self.manifest
+        with contextlib.ExitStack() as stack:
+            candidate, ran, left_out = open_candidate(stack, request, model, manifest, self.samples[0])
+            with self.reporter.phase("running the model as given"):
+                wanted = [candidate.alone(self.reference, sample) for sample in self.samples]
+            graph, given = self._graph(), Samples(self.samples, self.names, wanted)
+            noise = _noise_of(manifest, None if graph is None else graph.proto)
+            candidate = replace(candidate, most=noise.most)
+            tried = tuple(self._tried(candidate, given, _least(request, candidate, graph, given, noise), left_out))
+        if not tried:
+            raise UsageError(f"no output of {model.path or 'the model'} can be compared: {'; '.join(left_out)}")
+        certificate = Certificate(
+            engine=str(self.engine or ""),
+            engine_sha256="" if manifest is None else str(manifest.plan["sha256"]),
+            ran=ran,
+            samples=len(self.samples),
+            made_up=request.images is None and request.data is None,
+            on_gpu=self.engine is not None and bool(probe()),
+            relations=tried,
+            left_out=tuple(left_out),
+            seconds=round(time.monotonic() - self.started, 1),
+        )
+        fault = next((item for item in certificate.failed if item.name not in candidate.ways), None)
+        if self.looked_at is not None and fault is not None:
+            certificate = replace(certificate, place=self._located(candidate, fault))
+        if self.engine is not None and manifest is not None:
+            self._keep(self.engine, manifest, certificate)
+        return certificate
+
+    def _graph(self) -> Model | None:
+        """Return the graph that was kept of an engine that runs here, if it takes what the model takes."""
+        known = self.manifest is not None and self.manifest.embedded is None
+        path = kept_graph(self.engine) if self.engine is not None and known and probe() else None
+        return None if path is None else load_model(path, lazy=True)
+
+    def _tried(
+        self, candidate: Candidate, given: Samples, least: Mapping[str, NDArray[np.float64]], left_out: list[str]
+    ) -> Iterator[Relation]:
+        """Try the model's own results, then the relations; say in `left_out` what isn't."""
+        with self.reporter.phase("one sample at a time"):
+            found = [candidate.alone(candidate.run, sample) for sample in given.arrays]
+            alike = [at for at, sample in enumerate(given.arrays) if _shapes(sample) == _shapes(given.arrays[0])]
+        if odd := undecided(candidate, found):
+            left_out.append(f"{first_of(odd)}: some scores are equal, and which of them comes first is open")
+            candidate = replace(candidate, outputs=[info for info in candidate.outputs if info.name not in odd])
+        quiet = silent(candidate, [*given.wanted, *found])
+        for info in candidate.outputs:
+            if info.name in quiet:
+                continue
+            near, limit = closeness(candidate, info.name, given.wanted, found), least[info.name]
+            at = int((near - limit).argmin())
+            yield Relation(MODEL, info.name, candidate.sizes[0], float(near[at]), float(limit[at]), given.names[at])
+        if other := len(found) - len(alike):
+            left_out.append(f"{counted(other, 'sample')} of other shapes: beside the model alone")
+        own = own_rows(self.reference, candidate, given.of(alike[:8]))
+        mixed = [info.name for info in candidate.outputs if info not in own]
+        if mixed:
+            left_out.append(f"rows of {first_of(mixed)}: in the model itself they depend on others, or on their place")
+        if quiet := [name for name in quiet if name not in mixed]:
+            left_out.append(f"{first_of(quiet)}: nothing but zeros and NaN for all samples")
+        candidate = replace(candidate, outputs=[info for info in own if info.name not in quiet])
+        if not candidate.outputs:
+            return
+        sizes = ", ".join(map(str, candidate.sizes))
+        with self.reporter.phase(f"batches of {sizes}"):
+            masked = hidden_by_masks(self.reference, candidate, given.of(alike[:8]))
+            yield from relations(candidate, given.of(alike), [found[at] for at in alike], masked)
+
+    def _located(self, candidate: Candidate, fault: Relation) -> Place | None:
+        """Find where the worst failure begins, and write what a report of it needs, if that is asked for."""
+        engine, manifest, few, found = self.engine, self.manifest, self.samples[:8], None
+        if manifest is not None and manifest.spec["calibrator"] == "native" and probe():
+            self.reporter.warn("where it fails isn't looked for: the engine's scales stand beside its graph")
+            return None
+        graph = load_model(self.looked_at)
+        right = graph.proto if engine is not None else self.model.proto
+        subject = Subject(graph.proto, right, candidate, self._opened, few)
+        with self.reporter.phase("looking for the place"):
+            try:
+                if fault.name == MODEL:
+                    found = blamed(fault, layers_beside((self.model, graph, engine), few, self.reporter))
+                else:
+                    own = {*layers_of(right)}
+                    found = place(subject, [name for name in layers_of(graph.proto) if name in own], fault)
+                if self.request.bundle is not None and found is not None:
+                    with self.reporter.phase("looking for the smallest part"):
+                        said = bundle(Path(self.request.bundle), subject, found, fault, manifest)
+                    self.reporter.note(said)
+            except (BuildFailed, UnsupportedOperator) as error:  # not every graph is built with tensors as outputs
+                self.reporter.warn(f"where it fails isn't known: {error}")
+        return found
+
+    def _opened(
+        self, part: ModelProto, tensors: Sequence[str], shapes: Mapping[str, str] | None
+    ) -> contextlib.AbstractContextManager[Runner]:
+        if self.engine is None or not probe():
+            return contextlib.nullcontext(with_tensors(load_model(part), tensors))
+        return built_with(self.request, self.manifest, part, tensors, shapes)
+
+    def _keep(self, engine: Path, manifest: Manifest, certificate: Certificate) -> None:
+        """Write the verdict into the manifest, if it is of the engine itself, and what `upgrade` takes."""
+        save, times = self.request.save, tuple[Times, ...]()
+        if certificate.on_gpu:
+            manifest = replace(manifest, certificate=_summary(certificate))
+            manifest.save(engine)
+            if save is not None:
+                with self.reporter.phase("timing"), Session(engine, contexts=1) as session:
+                    times = tuple(time_in_turns({"": session}, self.samples)[0][""])
+        if save is not None:
+            content = {"manifest": asdict(manifest), "certificate": certificate.describe(), "times": plain(times)}
+            write_json(save, {"format": FORMAT, **content, "capabilities": _capabilities(manifest)})
 
 
 def _capabilities(manifest: Manifest) -> dict[str, Any] | None:
@@ -299,107 +374,8 @@ def _sides(request: CertifyRequest, model: Model, manifest: Manifest | None) -> 
     return sizes
 
 
-def _looked_at(request: CertifyRequest, engine: Path | None) -> Any:
-    """Return the graph whose tensors are looked at; UsageError where there is none."""
-    if callable(request.engine):
-        raise UsageError("`locate=True` looks at a graph's tensors, and a function has none")
-    return request.engine if engine is None else graph_of(engine, "to look at its tensors")
-
-
-def _located(
-    request: CertifyRequest,
-    sides: tuple[Model, Model, Path | None],
-    manifest: Manifest | None,
-    candidate: Candidate,
-    fault: Relation,
-    samples: Sequence[Arrays],
-) -> Place | None:
-    """Find where the worst failure begins, and write what a report of it needs, if that is asked for.
-
-    Args:
-        sides: the model as given, the candidate's graph, and the engine, if it is one.
-    """
-    (model, graph, engine), reporter, found = sides, request.reporter, None
-    if manifest is not None and manifest.spec["calibrator"] == "native" and probe():
-        reporter.warn("where it fails isn't looked for: the engine's scales stand beside its graph")
-        return None
-
-    def opened(
-        part: ModelProto, tensors: Sequence[str], shapes: Mapping[str, str] | None
-    ) -> contextlib.AbstractContextManager[Runner]:
-        if engine is None or not probe():
-            return contextlib.nullcontext(with_tensors(load_model(part), tensors))
-        return built_with(request, manifest, part, tensors, shapes)
-
-    subject = Subject(graph.proto, graph.proto if engine is not None else model.proto, candidate, opened, samples)
-    with reporter.phase("looking for the place"):
-        try:
-            if fault.name == MODEL:
-                found = blamed(fault, layers_beside(sides, samples, reporter))
-            else:
-                own = {*layers_of(subject.right)}
-                found = place(subject, [name for name in layers_of(graph.proto) if name in own], fault)
-            if request.bundle is not None and found is not None:
-                with reporter.phase("looking for the smallest part"):
-                    said = bundle(Path(request.bundle), subject, found, fault, manifest)
-                reporter.note(said)
-        except (BuildFailed, UnsupportedOperator) as error:  # not every graph is built with tensors as outputs
-            reporter.warn(f"where it fails isn't known: {error}")
-    return found
-
-
-# The trials -----------------------------------------------------------------------------------------------------------------
-
-
-def _tried(
-    request: CertifyRequest,
-    candidate: Candidate,
-    reference: Any,
-    given: Samples,
-    least: Mapping[str, NDArray[np.float64]],
-    left_out: list[str],
-) -> Iterator[Relation]:
-    """Try the model's own results, then the relations; say in `left_out` what isn't."""
-    with request.reporter.phase("one sample at a time"):
-        found = [candidate.alone(candidate.run, sample) for sample in given.arrays]
-        alike = [at for at, sample in enumerate(given.arrays) if _shapes(sample) == _shapes(given.arrays[0])]
-    if odd := undecided(candidate, found):
-        left_out.append(f"{first_of(odd)}: some scores are equal, and which of them comes first is open")
-        candidate = replace(candidate, outputs=[info for info in candidate.outputs if info.name not in odd])
-    quiet = silent(candidate, [*given.wanted, *found])
-    for info in candidate.outputs:
-        if info.name in quiet:
-            continue
-        near, limit = closeness(candidate, info.name, given.wanted, found), least[info.name]
-        at = int((near - limit).argmin())
-        yield Relation(MODEL, info.name, candidate.sizes[0], float(near[at]), float(limit[at]), given.names[at])
-    if other := len(found) - len(alike):
-        left_out.append(f"{counted(other, 'sample')} of other shapes: beside the model alone")
-    own = own_rows(reference, candidate, given.of(alike[:8]))
-    mixed = [info.name for info in candidate.outputs if info not in own]
-    if mixed:
-        left_out.append(f"rows of {first_of(mixed)}: in the model itself they depend on others, or on their place")
-    if quiet := [name for name in quiet if name not in mixed]:
-        left_out.append(f"{first_of(quiet)}: nothing but zeros and NaN for all samples")
-    candidate = replace(candidate, outputs=[info for info in own if info.name not in quiet])
-    if not candidate.outputs:
-        return
-    sizes = ", ".join(map(str, candidate.sizes))
-    with request.reporter.phase(f"batches of {sizes}"):
-        masked = hidden_by_masks(reference, candidate, given.of(alike[:8]))
-        yield from relations(candidate, given.of(alike), [found[at] for at in alike], masked)
-
-
 def _shapes(sample: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in sample.items()}
-
-
-def _graph_of(engine: Path | None, manifest: Manifest | None) -> Model | None:
-    """Return the graph that was kept of an engine that runs here, if it takes what the model takes."""
-    if engine is None or manifest is None or manifest.embedded is not None or not probe():
-        return None
-    path = kept_graph(engine)
-    return None if path is None else load_model(path, lazy=True)
 
 
 def _nudged(sample: Arrays) -> dict[str, NDArray[Any]]:
