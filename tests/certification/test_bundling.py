@@ -102,15 +102,16 @@ def test_the_script_builds_as_the_engine_was_built(
     trtopt.build(proto, tmp_path / "net.engine", **options)
     manifest = load_manifest(tmp_path / "net.engine")
     assert manifest is not None
-    spec = {**manifest.spec, "precision": precision}
+    assert bundling._of_engine(manifest)["module"] == "tensorrt_rtx"
+    spec, family = {**manifest.spec, "precision": precision}, f"tensorrt{version.partition('.')[0]}"
     found = bundling._of_engine(
         bundling.replace(
             manifest,
             spec=spec,
-            generation={**manifest.generation, "family": "tensorrt", "product": "TensorRT", "version": version},
+            generation={**manifest.generation, "family": family, "product": "TensorRT", "version": version},
             plugins=[{"library": "mine.so", "sha256": "0" * 64, "creators": []}],
         )
     )
     assert found["settings"] == flags and found["libraries"] == " Arguments: mine.so."
     assert str(found["flags"]).endswith("EXPLICIT_BATCH)" if version[0] == "8" else "STRONGLY_TYPED)")
-    assert found["version"] == f" Found with TensorRT {version}."
+    assert found["version"] == f" Found with TensorRT {version}." and found["module"] == "tensorrt"

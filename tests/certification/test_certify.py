@@ -255,10 +255,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_a_gpu_the_graph_is_tried_and_that_is_said(engine: Path) -> None:
-    found = trtopt.certify(engine.with_suffix(".onnx"), engine, data=engine.with_name("data.npz"))
-    assert (
-        found.ok and "kept.onnx, the graph of" in found.ran and "the engine itself: it was the graph" in found.left_out
-    )
+    found = trtopt.certify(engine.with_suffix(".onnx"), engine, data=engine.with_name("data.npz"), rebuild=True)
+    assert found.ok and "kept.onnx, the graph of" in found.ran
+    assert {"the engine itself: it was the graph", "another build of it: that runs on a GPU alone"} == {*found.left_out}
     assert sorted({item.batch for item in found.relations if item.name == ONE}) == [1, 3, 4, 6, 9]
     (own,) = {item.limit_db for item in found.relations if item.name == certificates.MODEL}
     assert own == 6 and not found.on_gpu and str(found).splitlines()[0].count("all holds") == 1

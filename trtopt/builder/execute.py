@@ -248,7 +248,7 @@ def _planned(
             reporter=plan.request.reporter,
         )
         return lowered, engine
-    except (UnsupportedOperator, BuildFailed) as error:
+    except (UnsupportedOperator, BackendError) as error:
         parts = None
         if isinstance(error, UnsupportedOperator):
             parts = written_out(graph, error.issues, plan.request.reporter)
@@ -263,8 +263,6 @@ def _planned(
             unnamed = plan.in_graph is not None and isinstance(error, UnsupportedOperator)
             advice = "; a layer behind it may be why: `precision_override=['LAYER=fp16']`" if unnamed else ""
             raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + advice) from error
-    except BackendError as error:
-        raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
     return _planned(plan, parts, unsafe, {**unquantized, **_new(parts, graph)}, folder)
 
 

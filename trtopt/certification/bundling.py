@@ -27,12 +27,12 @@ _HOPS = 6  # times that a part is doubled before it is the whole graph
 _SCRIPT = '''\
 """{what}
 
-Needs numpy, tensorrt and cuda-python.{version}{libraries}
+Needs numpy, {module} and cuda-python.{version}{libraries}
 """
 import sys
 
 import numpy as np
-import tensorrt as trt
+import {module} as trt
 from cuda.bindings import runtime as cuda
 
 logger = trt.Logger(trt.Logger.WARNING)
@@ -113,7 +113,8 @@ def bundle(folder: Path, subject: Subject, found: Place, fault: Relation, manife
 def _of_engine(manifest: Manifest | None) -> dict[str, object]:
     """Return what the script has of an engine's build."""
     spec = None if manifest is None else described_spec(manifest.spec)
-    old = manifest is not None and str(manifest.generation["version"]).startswith("8.")
+    family = "" if manifest is None else manifest.generation["family"]
+    old = family == "tensorrt8"
     kind = "EXPLICIT_BATCH" if old else "STRONGLY_TYPED"
     settings = list[str]()
     if spec is not None and old:
@@ -122,6 +123,7 @@ def _of_engine(manifest: Manifest | None) -> dict[str, object]:
         settings += ["INT8"] if spec.precision is Precision.INT8 else []
     libraries = "" if manifest is None else ", ".join(str(item["library"]) for item in manifest.plugins)
     return {
+        "module": "tensorrt_rtx" if family == "rtx" else "tensorrt",
         "version": "" if manifest is None else " Found with {product} {version}.".format(**manifest.generation),
         "flags": f"1 << int(trt.NetworkDefinitionCreationFlag.{kind})",
         "settings": settings,

@@ -57,6 +57,7 @@ def open_candidate(
         if engine is not None:
             ran = f"{path}, the graph of {engine}, in ONNX Runtime: {gpu.reason}"
             left_out.append("the engine itself: it was the graph")
+            left_out += ["another build of it: that runs on a GPU alone"] * request.rebuild
     sizes = _sizes(model.inputs, profiles, sample, request.batch)
     sides = {size for info in model.inputs for size in info.shape}
     outputs = [
