@@ -33,14 +33,14 @@ from trtopt.certification.relations import (
 )
 from trtopt.certification.request import CertifyRequest
 from trtopt.core.documents import plain
-from trtopt.core.errors import BuildFailed, DataError, TrtoptError, UnsupportedOperator, UsageError
+from trtopt.core.errors import BuildFailed, TrtoptError, UnsupportedOperator, UsageError
 from trtopt.core.files import write_json
 from trtopt.core.options import taking
 from trtopt.core.values import Precision
 from trtopt.core.words import counted, first_of
 from trtopt.cuda.device import probe
 from trtopt.data import open_data, samples_of
-from trtopt.data.rebatch import Arrays, chunks, counting, samples_first
+from trtopt.data.rebatch import Arrays, counting, samples_first
 from trtopt.engine.manifest import Manifest, described_spec, kept_graph, load_manifest
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.timing import Times, time_in_turns
@@ -355,11 +355,7 @@ def samples_for(request: CertifyRequest, model: Model, manifest: Manifest | None
         single = [{name: array[at : at + 1] for name, array in made.items()} for at in count]
         return single, [f"made-up[{at}]" for at in count]
     source = open_data(model.inputs, **samples_of(request), batch=1, reporter=request.reporter)
-    samples = [sample for batch in source for sample, _ in chunks(batch, 1)]
-    if not samples:
-        raise DataError("there are no samples to certify with")
-    names = list(getattr(source, "names", ()) or ())
-    return samples, names if len(names) == len(samples) else [f"sample {at}" for at in range(len(samples))]
+    return list(source), list(source.names)
 
 
 def _sides(request: CertifyRequest, model: Model, manifest: Manifest | None) -> dict[str, int]:
