@@ -127,10 +127,10 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
     there = ", ".join(str(item) for item in Precision if item in can.precisions)
     for precision in sorted(asked - can.precisions, key=str):
         option = f"`precision_override=['…={precision}']`"
-        if precision in (spec.precision, spec.base, Precision.INT4):
-            option = (
-                f"`remainder='{precision}'`" if precision is spec.base is not spec.precision else f"`{precision}=True`"
-            )
+        if precision in (spec.precision, Precision.INT4):
+            option = f"`{precision}=True`"
+        elif precision is spec.base:
+            option = f"`remainder='{precision}'`"
         problems.append((option, f"has {there}", "choose one of these, or install a newer TensorRT"))
     if spec.calibrator == "native" and not can.native_calibrator:
         instead = "drop it: trtopt's calibrator gives the scales"
