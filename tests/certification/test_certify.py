@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from trtopt.certification.relations import Candidate, Samples, closeness, relati
 from trtopt.cli import app
 from trtopt.core.errors import EngineMismatch, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.engine.manifest import kept_graph, load_manifest
+from trtopt.engine.manifest import Manifest, kept_graph, load_manifest
 from trtopt.evaluation.timing import Times
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
@@ -254,6 +254,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "net.engine"
 
 
+@pytest.fixture
+def manifest(engine: Path) -> Iterator[Manifest]:
+    """The engine's, which is written again behind the test."""
+    found = load_manifest(engine)
+    assert found is not None and found.certificate is None
+    yield found
+    found.save(engine)
+
+
 def test_without_a_gpu_the_graph_is_tried_and_that_is_said(engine: Path) -> None:
     found = trtopt.certify(engine.with_suffix(".onnx"), engine, data=engine.with_name("data.npz"), rebuild=True)
     assert found.ok and "kept.onnx, the graph of" in found.ran
@@ -282,9 +291,7 @@ def test_another_models_outputs_are_missed(engine: Path) -> None:
         trtopt.certify(other, engine)
 
 
-def test_the_verdict_in_a_manifest_is_asked_for(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = load_manifest(engine)
-    assert manifest is not None
+def test_the_verdict_in_a_manifest_is_asked_for(engine: Path, manifest: Manifest) -> None:
     found = trtopt.certify(engine.with_suffix(".onnx"), engine)
     for ok in (True, False):
         said = certificates._summary(found) | {"ok": ok}
@@ -295,7 +302,6 @@ def test_the_verdict_in_a_manifest_is_asked_for(engine: Path, monkeypatch: pytes
         else:
             with pytest.raises(EngineMismatch, match="wasn't right"):
                 trtopt.Session(engine, backend="onnxruntime", require="certified")
-    manifest.save(engine)
 
 
 def test_the_command_says_it_and_has_an_exit_status(tmp_path: Path) -> None:
@@ -380,42 +386,35 @@ def test_a_mask_that_is_not_kept_to_is_found() -> None:
 
 
 def test_an_engine_that_runs_is_certified_in_its_manifest(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: Any
+    engine: Path, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: Any
 ) -> None:
     times = {"": (Times({"x": "4x3x8x8"}, 0.25),)}
     monkeypatch.setattr(certificates, "time_in_turns", lambda *_: (times, "samples"))
-    before = load_manifest(engine)
-    assert before is not None and before.certificate is None
     data, kept = engine.with_name("data.npz"), tmp_path / "new.results"
-    try:
-        found = trtopt.certify(engine.with_suffix(".onnx"), engine, data=data, save=kept)
-        assert found.ok and found.on_gpu and not found.left_out and "on Fake GPU" in found.ran
-        names = {item.name for item in found.relations}
-        assert {opening.OTHER, opening.BESIDE} <= names and str(found).splitlines()[0].count("certified;")
-        (own,) = {item.limit_db for item in found.relations if (item.name, item.output) == (certificates.MODEL, "f")}
-        (reached,) = {
-            item.worst_db for item in found.relations if (item.name, item.output) == (certificates.MODEL, "f")
-        }
-        assert own == pytest.approx(reached - 10), "as near as its graph, less what INT8 may add"
-        after = load_manifest(engine)
-        assert after is not None and after.certificate is not None and after.certificate["ok"]
-        assert after == certificates.replace(before, certificate=after.certificate)
-        trtopt.deploy_triton(engine, repo=tmp_path / "repo", require="certified", backend="python")
-        assert (tmp_path / "repo").is_dir()
-        assert trtopt.upgrade([kept, kept]).rows[0][5] == "0.25"
-        wrong = onnx.load(engine.with_suffix(".onnx"))
-        wrong.graph.initializer[0].raw_data = onnx.numpy_helper.to_array(wrong.graph.initializer[0])[::-1].tobytes()
-        wrong.graph.initializer[0].ClearField("float_data")
-        assert not trtopt.certify(wrong, engine, data=data, locate=False).ok
-        refused = load_manifest(engine)
-        assert refused is not None and refused.certificate is not None and not refused.certificate["ok"]
-    finally:
-        before.save(engine)
+    found = trtopt.certify(engine.with_suffix(".onnx"), engine, data=data, save=kept)
+    assert found.ok and found.on_gpu and not found.left_out and "on Fake GPU" in found.ran
+    names = {item.name for item in found.relations}
+    assert {opening.OTHER, opening.BESIDE} <= names and str(found).splitlines()[0].count("certified;")
+    (own,) = {item.limit_db for item in found.relations if (item.name, item.output) == (certificates.MODEL, "f")}
+    (reached,) = {item.worst_db for item in found.relations if (item.name, item.output) == (certificates.MODEL, "f")}
+    assert own == pytest.approx(reached - 10), "as near as its graph, less what INT8 may add"
+    after = load_manifest(engine)
+    assert after is not None and after.certificate is not None and after.certificate["ok"]
+    assert after == certificates.replace(manifest, certificate=after.certificate)
+    trtopt.deploy_triton(engine, repo=tmp_path / "repo", require="certified", backend="python")
+    assert (tmp_path / "repo").is_dir()
+    assert trtopt.upgrade([kept, kept]).rows[0][5] == "0.25"
+    wrong = onnx.load(engine.with_suffix(".onnx"))
+    wrong.graph.initializer[0].raw_data = onnx.numpy_helper.to_array(wrong.graph.initializer[0])[::-1].tobytes()
+    wrong.graph.initializer[0].ClearField("float_data")
+    assert not trtopt.certify(wrong, engine, data=data, locate=False).ok
+    refused = load_manifest(engine)
+    assert refused is not None and refused.certificate is not None and not refused.certificate["ok"]
 
 
-def test_what_an_arithmetic_adds_depends_on_what_stands_in_the_graph(engine: Path) -> None:
-    manifest, graph = load_manifest(engine), load_model(kept_graph(engine) or "").proto
-    assert manifest is not None and certificates._noise_of(manifest, graph).apart == 10
+def test_what_an_arithmetic_adds_depends_on_what_stands_in_the_graph(engine: Path, manifest: Manifest) -> None:
+    graph = load_model(kept_graph(engine) or "").proto
+    assert certificates._noise_of(manifest, graph).apart == 10
     plain = certificates.replace(manifest, spec={**manifest.spec, "precision": "fp32", "remainder": "fp32"})
     assert certificates._noise_of(plain, None).unknown == 80
     assert certificates._noise_of(plain, graph).unknown == 6, "the model's own Q/DQ"
@@ -449,51 +448,42 @@ def test_numbers_that_gpus_flush_are_zero() -> None:
     assert closeness(candidate, "y", [{"y": faint + 1e-30}], [{"y": faint}])[0] == 0
 
 
-def test_a_part_without_scales_is_built_without_them(engine: Path, tmp_path: Path) -> None:
+def test_a_part_without_scales_is_built_without_them(manifest: Manifest, tmp_path: Path) -> None:
     """As of an INT8 engine's smallest part, between DequantizeLinear and QuantizeLinear."""
-    manifest, part = load_manifest(engine), written("(float[n, 3, 8, 8] x) => (float[n, 3, 8, 8] y) { y = Relu (x) }")
-    assert manifest is not None and build_with_outputs(manifest, part, (), tmp_path).is_file()
+    part = written("(float[n, 3, 8, 8] x) => (float[n, 3, 8, 8] y) { y = Relu (x) }")
+    assert build_with_outputs(manifest, part, (), tmp_path).is_file()
     native = certificates.replace(manifest, spec={**manifest.spec, "calibrator": "native"})
     with pytest.raises(UsageError, match="scales stand beside its graph"):
         build_with_outputs(native, part, (), tmp_path)
 
 
+@pytest.mark.usefixtures("manifest")
 def test_another_build_is_compared_and_a_fault_that_it_has_not_is_told(
     engine: Path, as_on_a_gpu: Callable[[Any], None]
 ) -> None:
-    before = load_manifest(engine)
-    assert before is not None
-    try:
-        model, data = engine.with_suffix(".onnx"), engine.with_name("data.npz")
-        right = trtopt.certify(model, engine, data=data, rebuild=True, locate=True)
-        assert right.ok and right.place is None
-        assert opening.REBUILT in {item.name for item in right.relations}
+    model, data = engine.with_suffix(".onnx"), engine.with_name("data.npz")
+    right = trtopt.certify(model, engine, data=data, rebuild=True, locate=True)
+    assert right.ok and right.place is None
+    assert opening.REBUILT in {item.name for item in right.relations}
 
-        def spoil(session: trtopt.Session, inputs: Arrays, results: dict[str, NDArray[Any]]) -> None:
-            if len(inputs["x"]) == 9:
-                results["y"][5] += 1
+    def spoil(session: trtopt.Session, inputs: Arrays, results: dict[str, NDArray[Any]]) -> None:
+        if len(inputs["x"]) == 9:
+            results["y"][5] += 1
 
-        as_on_a_gpu(spoil)
-        wrong = trtopt.certify(model, engine, data=data, rebuild=True, locate=True)
-        assert {item.output for item in wrong.failed} == {"y"} and {item.batch for item in wrong.failed} == {9}
-        assert {ONE, opening.REBUILT} <= {item.name for item in wrong.failed}
-        assert wrong.place is not None and wrong.place.vanishes, "engines with tensors as outputs are right"
-    finally:
-        before.save(engine)
+    as_on_a_gpu(spoil)
+    wrong = trtopt.certify(model, engine, data=data, rebuild=True, locate=True)
+    assert {item.output for item in wrong.failed} == {"y"} and {item.batch for item in wrong.failed} == {9}
+    assert {ONE, opening.REBUILT} <= {item.name for item in wrong.failed}
+    assert wrong.place is not None and wrong.place.vanishes, "engines with tensors as outputs are right"
 
 
-def test_wrong_values_of_an_engine_are_placed_by_its_tensors(
-    engine: Path, as_on_a_gpu: Callable[[Any], None], tmp_path: Path
-) -> None:
-    other, before = net(), load_manifest(engine)
-    assert before is not None
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_wrong_values_of_an_engine_are_placed_by_its_tensors(engine: Path, manifest: Manifest) -> None:
+    other = net()
     other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values(16, 3, 3, 3, seed=9, scale=0.3), "w"))
-    try:
-        found = trtopt.certify(other, engine, data=engine.with_name("data.npz"), locate=True)
-        assert not found.ok and found.place is not None and found.place.op == "Conv" and not found.place.vanishes
-        assert "the model as given fails first at" in str(found)
-        certificates.replace(before, spec={**before.spec, "calibrator": "native"}).save(engine)
-        beside = trtopt.certify(other, engine, data=engine.with_name("data.npz"), locate=True)
-        assert not beside.ok and beside.place is None, "it isn't looked for, and the verdict stays"
-    finally:
-        before.save(engine)
+    found = trtopt.certify(other, engine, data=engine.with_name("data.npz"), locate=True)
+    assert not found.ok and found.place is not None and found.place.op == "Conv" and not found.place.vanishes
+    assert "the model as given fails first at" in str(found)
+    certificates.replace(manifest, spec={**manifest.spec, "calibrator": "native"}).save(engine)
+    beside = trtopt.certify(other, engine, data=engine.with_name("data.npz"), locate=True)
+    assert not beside.ok and beside.place is None, "it isn't looked for, and the verdict stays"
