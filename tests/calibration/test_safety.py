@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from graphs import model, node, values
 from half_models import Arrays, cancelling, overflowing, underflowing
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.calibration.safety import LIMITS, Safety, find_unsafe
 from trtopt.core.errors import UsageError
@@ -132,6 +132,14 @@ def test_outputs_that_are_not_floating_leave_the_ranges_alone() -> None:
     assert set(found.in_fp32) == {"up", "relu", "down"}
     assert found.missed and found.judged == 0
     assert "the outputs weren't compared: no output is floating" in str(found)
+
+
+def test_outputs_that_are_constant_leave_the_others_to_judge() -> None:
+    proto, data = overflowing()
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "version"))
+    proto.graph.output.append(helper.make_tensor_value_info("version", TensorProto.FLOAT, [3]))
+    found = _found((proto, data))
+    assert found.judged > 0 and not found.unjudged and not found.missed
 
 
 def test_a_model_that_gives_no_numbers_is_said() -> None:

@@ -9,7 +9,7 @@ fewest of the first that bring the typed graph within the limit stay in FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.core.values import BuildSpec, Precision
+from trtopt.core.words import counted
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.graph.half import widen
@@ -69,18 +70,14 @@ class Safety(Described):
         return self.safe_db is None or self.safe_db < self.limit_db
 
     def __str__(self) -> str:
-        name, count = str(self.base).upper(), len(self.in_fp32)
-        summary = (
-            f"{count} node{'s' * (count != 1)} kept in FP32 by what they hold"
-            if count
-            else "nothing more to keep in FP32"
-        )
+        kept = f"{counted(len(self.in_fp32), 'node')} kept in FP32 by what they hold" * bool(self.in_fp32)
+        said = f"{self.base.upper()} on {self.samples} samples: {kept or 'nothing more to keep in FP32'}"
         if self.safe_db is None or self.plain_db is None:
-            return f"{name} on {self.samples} samples: {summary}; the outputs weren't compared: {self.unjudged}"
-        before = f" (without that {decibels(self.plain_db)})" if count else ""
+            return f"{said}; the outputs weren't compared: {self.unjudged}"
+        before = f" (without that {decibels(self.plain_db)})" if self.in_fp32 else ""
         missed = f", less than the {self.limit_db:g} asked for" if self.safe_db < self.limit_db else ""
         missed += f"; why isn't known: {self.unjudged}" if self.unjudged else ""
-        return f"{name} on {self.samples} samples: {summary}; {decibels(self.safe_db)} at the outputs{before}{missed}"
+        return f"{said}; {decibels(self.safe_db)} at the outputs{before}{missed}"
 
 
 def decibels(value: float) -> str:
@@ -114,20 +111,21 @@ def find_unsafe(
     if not math.isfinite(limit):
         raise UsageError(f"`min_snr=` is {limit}; a number of dB is needed, such as {LIMITS[base]:g}")
     proto = to_proto(to_ir_at(in_memory(folded), typed_opset(base, quantized=False)))
-    search, found = _Search(proto, spec, limit), Safety(base, batches.samples, limit_db=limit)
+    found = Safety(base, batches.samples, limit_db=limit)
     try:
         with reporter.phase("measuring ranges"):
             feeds = (run.feed for run in single_runs(network_inputs(proto), batches))
             ranges = measure_ranges(proto, feeds, threads=threads)
         beyond = beyond_fp16(ranges) if base is Precision.FP16 else {}
         found = replace(found, in_fp32=overflowing(to_ir(proto), beyond))
-        with reporter.phase(f"comparing {str(base).upper()} with FP32"):
-            search.read(batches.part(0, JUDGES), given, threads)
+        with reporter.phase(f"comparing {base.upper()} with FP32"):
+            search = _Search(proto, spec, limit, threads)
+            search.read(batches.part(0, JUDGES), given)
             fp32 = snr_db(_worst(search.parts.of_floating()))
             plain, safe = search.judged({}), search.judged(found.in_fp32)
             found = replace(found, judged=len(search.parts.samples), fp32_db=fp32, plain_db=plain, safe_db=safe)
         if found.missed:
-            with reporter.phase(f"looking for what {str(base).upper()} spoils", None) as phase:
+            with reporter.phase(f"looking for what {base.upper()} spoils", None) as phase:
                 in_fp32 = search.found(found.in_fp32, phase)
                 found = replace(found, in_fp32=in_fp32, safe_db=search.judged(in_fp32))
     except ModelError as error:
@@ -139,25 +137,23 @@ def find_unsafe(
 _Block = tuple[tuple[str, ...], float]
 
 
-@dataclass
 class _Search:
     """Sets of nodes in FP32, tried on the typed graph."""
 
-    proto: ModelProto
-    spec: BuildSpec
-    limit: float
-    tried: dict[frozenset[str], float] = field(default_factory=dict)
+    def __init__(self, proto: ModelProto, spec: BuildSpec, limit: float, threads: int) -> None:
+        self.proto, self.spec, self.limit = proto, spec, limit
+        self.parts, self.tried = Parts(proto, (), threads), dict[frozenset[str], float]()
 
-    def read(self, batches: Batches, given: ModelProto, threads: int) -> None:
+    def read(self, batches: Batches, given: ModelProto) -> None:
         """Run the samples in floating point."""
-        self.parts = Parts(self.proto, (), threads)
-        self.parts.read(batches, given)
-        for name in self.parts.outputs:
-            arrays = [sample.given[name] for sample in self.parts.samples]
+        parts = self.parts
+        parts.read(batches, given)
+        for name in parts.outputs:
+            arrays = [sample.given[name] for sample in parts.samples]
             if not any(np.any(array[np.isfinite(array)]) for array in arrays):
-                self.parts.left_out[name] = "it is zero, or not finite, in FP32"
-        if len(self.parts.left_out) == len(self.parts.outputs):
-            raise ModelError("; ".join(f"{name}: {why}" for name, why in self.parts.left_out.items()))
+                parts.left_out[name] = "it is zero, or not finite, in FP32"
+        if parts.left_out.keys() >= set(parts.outputs):
+            raise ModelError("; ".join(f"{name}: {why}" for name, why in parts.left_out.items()))
 
     def judged(self, measured: Mapping[str, str]) -> float:
         """dB at the worst output of the typed graph."""
@@ -170,18 +166,17 @@ class _Search:
         """Nodes to keep in FP32: those that are known, and the fewest of the others that bring the outputs within the limit."""
         blocks = sorted(self._ranked(measured, phase), key=lambda item: -item[1])
 
-        def kept(chosen: Sequence[_Block]) -> dict[str, str]:
-            reasons = {node: self._reason(block) for block in chosen for node in block[0]}
-            return {**measured, **reasons}
+        def kept(count: int) -> dict[str, str]:
+            return {**measured, **{node: self._reason(block) for block in blocks[:count] for node in block[0]}}
 
-        def within(chosen: Sequence[_Block]) -> bool:
-            snr = self.judged(kept(chosen))
-            phase.detail(f"{sum(len(nodes) for nodes, _ in chosen)} nodes in FP32: {decibels(snr)}")
+        def within(count: int) -> bool:
+            snr = self.judged(kept(count))
+            phase.detail(f"{sum(len(nodes) for nodes, _ in blocks[:count])} nodes in FP32: {decibels(snr)}")
             return snr >= self.limit
 
-        if not within(blocks):
+        if not within(len(blocks)):
             return dict(measured)  # what is lost is lost at the network's own inputs and outputs
-        return kept(blocks[: fewest(len(blocks), lambda count: within(blocks[:count]))])
+        return kept(fewest(len(blocks), within))
 
     def _ranked(self, measured: Mapping[str, str], phase: Phase) -> Iterator[_Block]:
         """The nodes in blocks of consecutive ones, with what each block alone in the reduced type does to the outputs."""
@@ -212,10 +207,8 @@ class _Search:
     def _reason(self, block: _Block) -> str:
         nodes, noise = block
         what = "it alone" if len(nodes) == 1 else f"it and {len(nodes) - 1} beside it"
-        result = (
-            f"brings the outputs to {decibels(snr_db(noise))}" if noise != math.inf else "makes them infinite or NaN"
-        )
-        return f"in {str(self.spec.base).upper()} {what} {result}"
+        result = f"brings the outputs to {decibels(snr_db(noise))}"
+        return f"in {self.spec.base.upper()} {what} {result if noise != math.inf else 'makes them infinite or NaN'}"
 
 
 def fewest(count: int, within: Callable[[int], bool], *, first: int = 1, step: int = 2) -> int:
