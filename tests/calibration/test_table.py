@@ -68,12 +68,6 @@ def test_a_table_survives_its_file_to_the_bit(table: Table, tmp_path: Path) -> N
     assert set(content["tensors"]["image"]) >= {"amax", "method", "absmax", "count", "histogram"}
 
 
-def test_what_earlier_tables_say_of_their_samples_is_no_matter(table: Table, tmp_path: Path) -> None:
-    told = {"samples": 4, "mixing": "", "preprocessing": {"checked": True, "by": "BatchNorm2d", "shift": 0.315}}
-    replace(table, quality=told).save(tmp_path / "t.calib.json")
-    assert Table.load(tmp_path / "t.calib.json").quality == told
-
-
 def test_a_group_has_one_threshold_from_its_counts_together(table: Table, histograms: dict[str, Histogram]) -> None:
     both = merged([histograms["image"], histograms["edges"]])
     for method in METHODS:

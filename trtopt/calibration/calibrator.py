@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,6 @@ from trtopt.core.errors import OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, cache_path, check_ending
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
-from trtopt.core.progress import Reporter
 from trtopt.core.values import METHODS, Override, choice
 from trtopt.core.words import first_of
 from trtopt.data import SOURCE, Batches, Skipped, open_data, samples_of
@@ -33,8 +32,6 @@ from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.prepare import taken
 from trtopt.graph.view import to_ir
-
-DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -131,11 +128,13 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
 def calibrated(request: CalibrateRequest) -> CalibrateResult:
     """Do what `calibrate` does, for stages that have the request, and perhaps the model: a `Model` isn't read again."""
     started, reporter = time.monotonic(), request.reporter
-    calibration = _checked(request)
+    calibration = _Calibration(request)
     if request.import_cache is not None:
-        prepared, table = calibration.imported()
+        prepared, table = calibration.imported(request.import_cache)
+    elif request.calib is not None:
+        prepared, table = calibration.chosen_again(request.calib)
     else:
-        prepared, table = calibration.measured() if request.calib is None else calibration.chosen_again()
+        prepared, table = calibration.measured()
     if request.repair:
         table = calibration.repaired(prepared, table)
     batches, coverage = calibration.batches, calibration.coverage
@@ -157,64 +156,48 @@ def calibrated_for(request: Any, model: Model, **changes: Any) -> CalibrateResul
     return calibrated(CalibrateRequest(cast("Any", model), **{**options, **changes}))
 
 
-def _checked(request: CalibrateRequest) -> _Calibration:
-    """Refuse what can't be right before any long work, and read the model."""
-    choice(request.method, METHODS, "`method=`")
-    choice(request.missing, MISSING, "`missing=`")
-    gpu = require_gpu_provider() if choice(request.device, DEVICES, "`device=`") == "cuda" else None
-    overrides = tuple(map(Override.parse, request.precision_override))
-    if request.repair and (request.import_cache is not None or (request.images is None and request.data is None)):
-        raise UsageError("`repair=True` needs samples to round by: give `images=DIR` or `data='F.npz'`")
-    if request.output is not None:
-        check_ending(request.output, (".onnx", ".engine"), "a calibration table", "a model or an engine", ".calib.json")
-    model = load_model(request.model, lazy=True)
-    refuse_quantized(model)
-    return _Calibration(request, model, overrides, gpu)
-
-
-@dataclass
 class _Calibration:
-    """A request that can be right, and its model; and what is found on the way to the table.
+    """A request that can be right, and its model; and what is found on the way to the table."""
 
-    Attributes:
-        gpu: of a pass on a GPU, what else its values depend on.
-    """
-
-    request: CalibrateRequest
-    model: Model
-    overrides: tuple[Override, ...]
-    gpu: Mapping[str, str] | None
-    batches: Batches | None = None
-    cached: bool = False
-    coverage: Coverage | None = None
-    repairs: Repairs | None = None
+    def __init__(self, request: CalibrateRequest) -> None:
+        """Refuse what can't be right before any long work, and read the model."""
+        choice(request.method, METHODS, "`method=`")
+        choice(request.missing, MISSING, "`missing=`")
+        on_gpu = choice(request.device, ("cpu", "cuda"), "`device=`") == "cuda"
+        self.gpu = require_gpu_provider() if on_gpu else None  # what else the values of such a pass depend on
+        self.overrides = tuple(map(Override.parse, request.precision_override))
+        if request.repair and (request.import_cache is not None or (request.images is None and request.data is None)):
+            raise UsageError("`repair=True` needs samples to round by: give `images=DIR` or `data='F.npz'`")
+        if request.output is not None:
+            others = (".onnx", ".engine")
+            check_ending(request.output, others, "a calibration table", "a model or an engine", ".calib.json")
+        self.request, self.model = request, load_model(request.model, lazy=True)
+        refuse_quantized(self.model)
+        self.cached = False
+        self.batches: Batches | None = None
+        self.coverage: Coverage | None = None
+        self.repairs: Repairs | None = None
 
     def prepared(self, samples: Iterable[Arrays] = ()) -> Prepared:
-        request = self.request
-        return prepare(
-            self.model, self.overrides, all_tensors=request.all_tensors, samples=samples, reporter=request.reporter
-        )
+        options: Any = {"all_tensors": self.request.all_tensors, "reporter": self.request.reporter}
+        return prepare(self.model, self.overrides, samples=samples, **options)
 
-    def imported(self) -> tuple[Prepared, Table]:
-        """Take the scales of a TensorRT cache."""
+    def imported(self, path: str | os.PathLike[str]) -> tuple[Prepared, Table]:
         request, reporter = self.request, self.request.reporter
         also = {} if request.method == "auto" else {"method": request.method}
         self._refuse_measuring("`import_cache=`", calib=request.calib, **also)
-        assert request.import_cache is not None
-        cache, prepared = read_cache(request.import_cache), self.prepared()
+        cache, prepared = read_cache(path), self.prepared()
         known = {"overrides": self.overrides, "missing": request.missing, "preprocess": request.preprocess}
-        with reporter.phase(f"importing {Path(request.import_cache).name}"):
+        with reporter.phase(f"importing {Path(path).name}"):
             table, self.coverage = import_table(cache, self.model.proto, prepared, **known)
         for warning in self.coverage.warnings:
             reporter.warn(warning)
         return prepared, table
 
-    def chosen_again(self) -> tuple[Prepared, Table]:
+    def chosen_again(self, calib: str | os.PathLike[str] | Table) -> tuple[Prepared, Table]:
         """Choose thresholds anew from what an earlier call counted."""
-        calib = self.request.calib
         if not self.request.repair:  # which needs samples
             self._refuse_measuring("`calib=`")
-        assert calib is not None
         if is_cache(calib):
             raise UsageError(f"`calib='{calib}'` is a TensorRT cache: give it as `import_cache='{calib}'`")
         table, prepared, self.cached = Table.load(calib), self.prepared(), True
@@ -222,7 +205,6 @@ class _Calibration:
             return prepared, prepared.chosen_again(table, self.request.method)
 
     def measured(self) -> tuple[Prepared, Table]:
-        """Run the model on all samples."""
         request, inputs = self.request, self.model.inputs
         threads = request.threads or (cores() if self.gpu else None)  # a GPU waits for decoding
         source = {**samples_of(request), "batch": request.batch, "threads": threads, "reporter": request.reporter}
@@ -243,7 +225,7 @@ class _Calibration:
 
         def measure(prepared: Prepared) -> Table:
             batches = self.batches or open_data(inputs, **samples_of(request), batch=request.batch)
-            return self._pass(prepared, batches, examined=False)[0]
+            return self._pass(prepared, batches)[0]
 
         table, self.repairs = repairer.repaired(table, prepared, None if request.export_cache else measure)
         return table
@@ -287,17 +269,21 @@ class _Calibration:
                 "anew"
             )
 
-    def _pass(self, prepared: Prepared, batches: Batches, *, examined: bool = True) -> tuple[Table, bool]:
-        """Return what a pass over the samples gives, and whether an earlier call made that pass; `examined`: they are held
-        against the model, too."""
+    def _pass(self, prepared: Prepared, batches: Batches) -> tuple[Table, bool]:
+        """Return what a pass over the samples gives, and whether an earlier call made that pass."""
         request, reporter, started = self.request, self.request.reporter, time.monotonic()
         store = cache_path() / "calibration" / f"{prepared.pass_key(batches, self.gpu)}.calib.json"
-        table = _cached(store, request.method, reporter) if request.cache else None
-        if table is not None:
-            return replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped))), True
+        try:
+            if request.cache and store.is_file():
+                # Chosen again even for the same method: its rules may have changed since.
+                table, same = Table.load(store).with_method(request.method), "the same model was calibrated on the same"
+                reporter.note(f"{same} {table.samples} samples before: that pass is used")
+                return replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped))), True
+        except (TrtoptError, OSError) as error:  # OSError: a folder that is closed to this user
+            reporter.note(f"the kept pass can't be used, so the data is read again: {error}")
         run = dict[str, Any](threads=request.threads, reporter=reporter)
         seen = observe(prepared.proto, prepared.tensors, batches, beside=prepared.beside, device=request.device, **run)
-        table = prepared.table(seen, batches, request.method, examined=examined, **run)
+        table = prepared.table(seen, batches, request.method, **run)
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if request.cache:
             try:
@@ -306,17 +292,3 @@ class _Calibration:
             except OutputError as error:
                 reporter.warn(f"this pass can't be kept for later calls: {error}")
         return table, False
-
-
-def _cached(store: Path, method: str, reporter: Reporter) -> Table | None:
-    try:
-        if not store.is_file():
-            return None
-        table = Table.load(store)
-        # Chosen again even for the same method: its rules may have changed since.
-        table = table.with_method(method)
-    except (TrtoptError, OSError) as error:  # OSError: a folder that is closed to this user
-        reporter.note(f"the kept pass can't be used, so the data is read again: {error}")
-        return None
-    reporter.note(f"the same model was calibrated on the same {table.samples} samples before: that pass is used")
-    return table

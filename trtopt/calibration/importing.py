@@ -101,8 +101,7 @@ def import_table(
     preprocess: Any = None,
 ) -> tuple[Table, Coverage]:
     """The table that `cache` gives for a model, which was `original` before it was `prepared`; `missing` and `preprocess` as in
-    `CalibrateRequest`.
-    """
+    `CalibrateRequest`."""
     folded, graph = prepared.proto, to_ir(prepared.proto)
     theirs, ours = _names(original), _names(folded)
     exact = {name: amax for name, amax in cache.amax.items() if name in theirs or name in ours}
@@ -179,19 +178,17 @@ def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
 def _lacking(coverage: Coverage, points: Points, cache: TextCache) -> str:
     names, strange = coverage.missing, coverage.strange
     readers = list(dict.fromkeys(node for name in names for node, _ in points.reads.get(name, ())))
-    unusable = [name for name in names if name in cache.unusable]
     text = (
         f"the cache ({coverage.header}) has no scale for {len(names)} of the {coverage.needed} tensors that INT8 needs: "
         f"{first_of(names)} (read by {first_of(readers)})"
     )
-    hints = (
-        text,
-        unusable and f"it has 0, infinity, NaN or less than a number for {first_of(unusable)}, which is no scale",
-        coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"),
-    )
+    if unusable := [name for name in names if name in cache.unusable]:
+        text += f"; it has 0, infinity, NaN or less than a number for {first_of(unusable)}, which is no scale"
+    if strange:
+        few = f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"
+        text += f"; {coverage.foreign or few}"
     return (
-        f"{'; '.join(map(str, filter(None, hints)))}. Calibrate on real inputs instead (`images=DIR` and "
-        "`preprocess=PRESET`, or `data='F.npz'`), leave what reads these tensors in floating point (trtopt calibrate MODEL "
-        "--import-cache CACHE --missing float -o T.calib.json), or name it: "
-        f"`precision_override=['{glob.escape(readers[0]) if readers else 'NODE'}=fp16']`"
+        f"{text}. Calibrate on real inputs instead (`images=DIR` and `preprocess=PRESET`, or `data='F.npz'`), leave what reads "
+        "these tensors in floating point (trtopt calibrate MODEL --import-cache CACHE --missing float -o T.calib.json), or "
+        f"name it: `precision_override=['{glob.escape(readers[0]) if readers else 'NODE'}=fp16']`"
     )

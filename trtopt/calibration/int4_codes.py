@@ -8,7 +8,6 @@ Quantization for LLM Compression and Acceleration", arXiv 2306.00978). Then the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -29,16 +28,12 @@ from trtopt.graph.proto import in_memory
 from trtopt.graph.view import attribute, to_ir
 from trtopt.ort.sessions import open_session, run_session
 
+PURPOSE = "rounding INT4 weights"
 CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5)  # of a block's largest magnitude
 _BYTES = 1 << 30  # of moments that are gathered in one pass over the samples
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """A weight, the nodes that multiply with it, and the tensors that they multiply."""
-
-    nodes: Sequence[ir.Node]
-    tensors: Sequence[str]
+_Readers = Sequence[ir.Node]  # that multiply with one weight
 
 
 def find_codes(
@@ -52,55 +47,57 @@ def find_codes(
     """
     proto = widen(in_memory(folded))
     found, weights = dict[str, Coded](), list(_weights(to_ir(folded), proto))
-    with reporter.phase("rounding INT4 weights", len(weights)) as phase:
+    with reporter.phase(PURPOSE, len(weights)) as phase:
         for part in _parts(weights):
             seen = _gathered(proto, part, batches)
-            for weight in part:
-                squares, sums, count = (sum(items) for items in zip(*(seen[name] for name in weight.tensors)))
-                coded = rounded(matrix(weight.nodes[0]), second_moments((squares, sums, count)), base)
-                found |= {str(node.name): coded for node in weight.nodes}
+            for nodes in part:
+                squares, sums, count = (sum(items) for items in zip(*(seen[name] for name in _multiplied(nodes))))
+                coded = rounded(matrix(nodes[0]), second_moments((squares, sums, count)), base)
+                found |= {str(node.name): coded for node in nodes}
                 phase.advance()
     return found
 
 
-def _weights(model: ir.Model, proto: ModelProto) -> Iterator[_Shared]:
+def _multiplied(nodes: _Readers) -> list[str]:
+    return [str(node.inputs[0].name) for node in nodes if node.inputs[0] is not None]
+
+
+def _weights(model: ir.Model, proto: ModelProto) -> Iterator[_Readers]:
     """Yield the weights whose inputs can be looked at; those of other nodes get the nearest codes."""
     protos = {node.name: node for node in proto.graph.node}
     computed = {name for node in proto.graph.node for name in node.output} | network_inputs(proto).keys()
     suited = (node for node in filter(multiplies_weights, model.graph) if not unsuited(node))
     for nodes in grouped(((node.inputs[1], attribute(node, "transB", 0)), node) for node in suited).values():
-        tensors = [str(node.inputs[0].name) for node in nodes if node.inputs[0] is not None]
-        strange = any(unsupported(protos[str(node.name)], 1, matrix(node)) for node in nodes)
-        if not strange and computed.issuperset(tensors):
-            yield _Shared(nodes, tensors)
+        strange = any(unsupported(protos[str(node.name)], 1, 2) for node in nodes)
+        if not strange and computed.issuperset(_multiplied(nodes)):
+            yield nodes
 
 
-def _parts(weights: Sequence[_Shared]) -> Iterator[list[_Shared]]:
+def _parts(weights: Sequence[_Readers]) -> Iterator[list[_Readers]]:
     """Yield runs of weights whose moments fit into memory together."""
-    part, tensors = list[_Shared](), dict[str, int]()
-    for weight in weights:
-        tensors |= dict.fromkeys(weight.tensors, 8 * len(matrix(weight.nodes[0])) ** 2)
-        if part and sum(tensors.values()) > _BYTES:
+    part, sizes = list[_Readers](), dict[str, int]()
+    for nodes in weights:
+        own = dict.fromkeys(_multiplied(nodes), 8 * len(matrix(nodes[0])) ** 2)
+        sizes |= own
+        if part and sum(sizes.values()) > _BYTES:
             yield part
-            part, tensors = [], {name: tensors[name] for name in weight.tensors}
-        part.append(weight)
+            part, sizes = [], own
+        part.append(nodes)
     if part:
         yield part
 
 
-def _gathered(proto: ModelProto, part: Sequence[_Shared], batches: Batches) -> dict[str, Moments]:
+def _gathered(proto: ModelProto, part: Sequence[_Readers], batches: Batches) -> dict[str, Moments]:
     """Sum the moments of what the weights multiply, over all samples."""
     protos, inputs = {node.name: node for node in proto.graph.node}, network_inputs(proto)
-    readers = {name: protos[str(node.name)] for weight in part for name, node in zip(weight.tensors, weight.nodes)}
+    readers = {name: protos[str(node.name)] for nodes in part for name, node in zip(_multiplied(nodes), nodes)}
     names = [name for name in readers if name not in inputs]
-    session = None
-    if names:
-        session = open_session(proto, outputs=names, threads=1, memory_pattern=False, purpose="rounding INT4 weights")
+    session = open_session(proto, outputs=names, threads=1, memory_pattern=False, purpose=PURPOSE) if names else None
     total: dict[str, Moments] = {}
     for run in single_runs(inputs, batches):
-        values = {**run.feed, **({} if session is None else run_session(session, names, run.feed))}
+        values = run.feed if session is None else {**run.feed, **run_session(session, names, run.feed)}
         for name, reader in readers.items():
-            new = moments(reader, np.zeros(0, np.float32), np.asarray(values[name], np.float32))
+            new = moments(reader, (), values[name])
             squares, sums, count = total.get(name, (0.0, 0.0, 0))
             total[name] = squares + new[0], sums + new[1], count + new[2]
     return total

@@ -19,6 +19,7 @@ from onnx import ModelProto
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Precision
+from trtopt.core.words import grouped
 from trtopt.data.convert import Run, single_runs
 from trtopt.data.difference import powers
 from trtopt.data.rebatch import Arrays
@@ -84,10 +85,7 @@ class Parts:
         last = {name: number for number, segment in enumerate(self.segments) for name in segment.inputs}
         for alias, name in self.aliases.items():
             last[name] = max(last.get(name, -1), last[alias])
-        self.dead: list[list[str]] = [[] for _ in self.segments]
-        for name, number in last.items():
-            if name not in self.outputs:
-                self.dead[number].append(name)
+        self.dead = grouped((number, name) for name, number in last.items() if name not in self.outputs)
         self.every = math.ceil(len(self.segments) / RESTS)
         self._open_rest(0)
 
@@ -110,10 +108,8 @@ class Parts:
             sample.given = run_session(session, self.outputs, sample.of.feed)
 
         self.each(run)
-        for name in self.outputs:
-            array = self.samples[0].expected[name]
-            if array.dtype.kind != "f":
-                self.left_out[name] = f"its type is {array.dtype}"
+        types = {name: self.samples[0].expected[name].dtype for name in self.outputs}
+        self.left_out |= {name: f"its type is {dtype}" for name, dtype in types.items() if dtype.kind != "f"}
         if self.left_out.keys() >= set(self.outputs):
             raise ModelError(f"no output is floating, so noise has no measure there: {', '.join(self.left_out)}")
         snr = snr_db(min(self.of_floating().values()))
@@ -149,7 +145,7 @@ class Parts:
     def _step(self, values: dict[str, NDArray[Any]], number: int, segment: Segment, session: Any) -> None:
         feed = {name: values[name] if name in values else values[self.aliases[name]] for name in segment.inputs}
         values.update(run_session(session, segment.outputs, feed))
-        for name in self.dead[number]:
+        for name in self.dead.get(number, ()):
             values.pop(name, None)
 
     def noise(
@@ -188,15 +184,10 @@ class NoiseLedger(Parts):
 
     def __init__(self, proto: ModelProto, points: Points, amax: Mapping[str, float], threads: int) -> None:
         self.points, self.amax = points, amax
-        self.weights = Links(proto.graph).constants
-        self.scales = {
-            name: round_scale(np.asarray(amax[name] / FORMATS[points.precision].largest), Precision.FP32)
-            for name in points.reads
-        }
+        self.weights, largest = Links(proto.graph).constants, FORMATS[points.precision].largest
+        self.scales = {name: round_scale(np.asarray(amax[name] / largest), Precision.FP32) for name in points.reads}
         # A tensor has a second name where it is read quantized; both are the same until it is rounded.
-        slots: dict[Slot, str] = {
-            slot: f"{name}/quantized" for name, readers in points.reads.items() for slot in readers
-        }
+        slots = {slot: f"{name}/quantized" for name, readers in points.reads.items() for slot in readers}
         aliases = {f"{name}/quantized": name for name in points.reads}
         super().__init__(proto, points.activations, threads, slots, aliases)
         made_in = {name: number for number, segment in enumerate(self.segments) for name in segment.outputs}
@@ -218,13 +209,13 @@ class NoiseLedger(Parts):
         also measured with `FACTORS` on its scale, where that is its own.
         """
         sums: dict[str, float] = {}
-        grouped = {name for group in self.points.groups for name in group}
+        shared = {name for group in self.points.groups for name in group}
         for number, names, weights in self.places():
             for name in names:
                 noise = self.of_activation(name)
                 sums = {output: sums.get(output, 0.0) + power for output, power in noise.items()}
                 loud = any(power and power >= LOUD * sums[output] for output, power in noise.items())
-                factors = FACTORS if loud and name not in grouped else ()
+                factors = FACTORS if loud and name not in shared else ()
                 yield name, noise, {factor: self.of_activation(name, factor=factor) for factor in factors}
                 advance()
             for weight in weights:
@@ -236,11 +227,8 @@ class NoiseLedger(Parts):
     def of_activation(
         self, name: str, samples: Sequence[Sample] | None = None, factor: float = 1.0
     ) -> dict[str, float]:
-        """The noise at each output where one activation is rounded for those that read it quantized, which come next.
-
-        Args:
-            factor: on its scale.
-        """
+        """The noise at each output where one activation, at `factor` times its scale, is rounded for those that read it
+        quantized, which come next."""
         scale = self.scales[name] * np.float32(factor)
 
         def rounded(sample: Sample) -> dict[str, NDArray[Any]]:

@@ -87,14 +87,12 @@ def observe(
 
 def combined(proto: ModelProto, shards: Sequence[Observation], beside: Sequence[str] = ()) -> Observation:
     """Join shards to what one pass over all their samples would have seen, to the bit."""
-    parts = [item.histograms for item in shards]
+    parts, probes = [item.histograms for item in shards], Probes()
     names = [name for name in parts[0] if all(name in part for part in parts)]
     whole = {name: merged(part[name] for part in parts) for name in names}
-    probes = Probes()
-    samples = sum(item.samples for item in shards)
     for _ in probes.watch(feed for item in shards for feed in item.probes):  # of which it keeps as many again
         pass
-    return _varied(Observation(whole, samples, probes.feeds), proto, beside)
+    return _varied(Observation(whole, sum(item.samples for item in shards), probes.feeds), proto, beside)
 
 
 class _GraphRunner:
@@ -106,15 +104,14 @@ class _GraphRunner:
         self.proto, self.beside, self.not_finite = proto, beside, set[str]()
         inputs = network_inputs(proto)
         self.fed, self.computed = ([name for name in tensors if (name in inputs) is fed] for fed in (True, False))
-        gpu, self.session = device != "cpu", None
-        if self.computed:
-            # One thread: samples run side by side instead, without partial sums that depend on threads. Without plans of the
-            # memory it takes less of it and no longer (docs/results/calibration-rules.md).
-            options: dict[str, Any] = {"threads": 1, "memory_pattern": False, "unordered": not gpu, "gpu": gpu}
-            try:
-                self.session = open_session(proto, outputs=self.computed, purpose="calibration", **options)
-            except ModelError as error:
-                raise CalibrationError(str(error)) from error
+        # One thread: samples run side by side instead, without partial sums that depend on threads. Without plans of the
+        # memory it takes less of it and no longer (docs/results/calibration-rules.md).
+        gpu, asked = device != "cpu", {"outputs": self.computed, "purpose": "calibration"}
+        how: dict[str, Any] = {**asked, "threads": 1, "memory_pattern": False, "unordered": not gpu, "gpu": gpu}
+        try:
+            self.session = open_session(proto, **how) if self.computed else None
+        except ModelError as error:
+            raise CalibrationError(str(error)) from error
         self.sets: queue.SimpleQueue[dict[str, Histogram]] = queue.SimpleQueue()
         for _ in range(workers):
             self.sets.put({name: Histogram() for name in tensors})
@@ -190,8 +187,7 @@ def _feeds(batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo]) -> Itera
     fill it, so that their counts can be divided exactly.
     """
     infos = tuple(inputs.values())
-    fixed = {1} if alone(infos) else {item.shape[0] for item in infos if item.shape and isinstance(item.shape[0], int)}
-    sizes = sorted(size for size in fixed if isinstance(size, int) and size > 0)
+    sizes = [1] if alone(infos) else sorted({item.sizes[0] for item in infos if item.shape and item.sizes[0] > 0})
     if len(sizes) > 1:
         raise CalibrationError(f"the inputs have different fixed batch sizes {sizes}; one is needed")
     size = sizes[0] if sizes else 1
@@ -208,11 +204,10 @@ def _feeds(batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo]) -> Itera
 
 def _varied(observation: Observation, proto: ModelProto, beside: Sequence[str]) -> Observation:
     """Leave constant tensors of `beside` out; refuse others."""
-    constant = {name: item for name, item in observation.histograms.items() if item.constant}
-    bad = {name: item for name, item in constant.items() if name not in beside}
+    counted = observation.histograms
+    bad = {name: item for name, item in counted.items() if item.constant and name not in beside}
     if not bad:
-        kept = {name: item for name, item in observation.histograms.items() if name not in constant}
-        return replace(observation, histograms=kept)
+        return replace(observation, histograms={name: item for name, item in counted.items() if not item.constant})
     name, histogram = next(iter(bad.items()))
     what = f"was {histogram.low:g} everywhere" if histogram.total else "held no values"
     more = f", and so were {len(bad) - 1} others" if len(bad) > 1 else ""

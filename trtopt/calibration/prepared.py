@@ -64,40 +64,25 @@ class Prepared:
 
     def of(self, proto: ModelProto, points: Points) -> Prepared:
         """Return this with another graph, and what is observed in that."""
-        observed = tuple(points.activations), tuple(map(tuple, points.groups))
-        return Prepared(proto, *observed, self.name, fingerprint(proto))
+        return Prepared(proto, points.activations, points.groups, self.name, fingerprint(proto))
 
     def pass_key(self, batches: Batches, engine: Mapping[str, str] | None = None) -> str:
         """SHA-256 of all that a pass's histograms depend on, so not of the method; `engine`: what else than ONNX Runtime on the
         CPU runs the model."""
         runs = {"onnxruntime": ort_version("calibration")} if engine is None else {"engine": dict(engine)}
-        tensors = [*self.tensors, *self.beside]
-        graph = {"model": self.fingerprint, "tensors": tensors, "groups": list(map(list, self.groups))}
-        data: dict[str, Any] = {"data": batches.describe(), "preprocess": batches.preparation}
+        graph = {"model": self.fingerprint, "tensors": [*self.tensors, *self.beside], "groups": self.groups}
+        data = {"data": batches.describe(), "preprocess": batches.preparation}
         operators = digest(operators_in(self.proto))
-        data |= {"operators": operators} if operators else {}
-        return sha256_json({"trtopt": __version__, **runs, "bins": BINS, **graph, **data})
+        return sha256_json({"trtopt": __version__, **runs, "bins": BINS, **graph, **data, "operators": operators})
 
     def table(
-        self,
-        seen: Observation,
-        batches: Batches,
-        method: str,
-        *,
-        examined: bool = True,
-        threads: int | None = None,
-        reporter: Reporter = SILENT,
+        self, seen: Observation, batches: Batches, method: str, threads: int | None = None, reporter: Reporter = SILENT
     ) -> Table:
-        """Return the table of what a pass over `batches` saw, thresholds chosen by `method`.
-
-        Args:
-            examined: look into the model for unusual pixels and for what comes near FP16's largest number, on some samples.
-        """
+        """Return the table of what a pass over `batches` saw, thresholds chosen by `method`, with what a look into the model on
+        some samples shows: unusual pixels, and what comes near FP16's largest number."""
         quality: dict[str, Any] = {"samples": batches.samples, "different": len({*batches.digests})}
-        ranges = dict[str, float]()
-        if examined:
-            quality["preprocessing"] = check_preprocessing(self.proto, seen.probes)
-            ranges = half_ranges(self.proto, seen.probes, seen.histograms, threads, reporter)
+        quality["preprocessing"] = check_preprocessing(self.proto, seen.probes)
+        ranges = half_ranges(self.proto, seen.probes, seen.histograms, threads, reporter)
         with reporter.phase("choosing thresholds"):
             entries = choose_all(seen.histograms, self.groups, method)
         about = self.groups, self.identity, batches.describe(), method, seen.samples
@@ -162,30 +147,27 @@ def prepare(
     graph = to_ir(proto)
     found = gates_of(graph)
     points = find_points(graph, overrides=overrides, gates=found if all_tensors else ())
-    foreign = sorted(
-        {f"{node.op_type} of {node.domain}" for node in custom_nodes(proto) if known(node.domain, node.op_type) is None}
-    )
+    unknown = (node for node in custom_nodes(proto) if known(node.domain, node.op_type) is None)
+    foreign = sorted({f"{node.op_type} of {node.domain}" for node in unknown})
     plugin = (
-        f"nothing here knows {first_of(foreign, 3)}: name what computes it, `operators=['OPS.py']`, and its plugin for "
+        f"nothing here knows {first_of(foreign)}: name what computes it, `operators=['OPS.py']`, and its plugin for "
+        "TensorRT, `plugins=['LIB.so']` (docs/custom-operators.md)"
     )
-    plugin += "TensorRT, `plugins=['LIB.so']` (docs/custom-operators.md)"
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
         if any(node.op_type in CONTROL_FLOW for node in proto.graph.node):
-            decide = how_to_decide(proto)
-            reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")
+            advice = how_to_decide(proto)
+            reasons.append("what is inside control flow isn't quantized" + f": {advice}" * bool(advice))
         why = "; ".join(reasons) or "it has no Conv, ConvTranspose, Gemm or MatMul"
-        # a build without a plugin refuses, too
-        instead = f"besides, {plugin}" if foreign else "build it with `fp16=True`"
+        instead = f"besides, {plugin}" if foreign else "build it with `fp16=True`"  # without a plugin that refuses, too
         raise CalibrationError(f"there is nothing to quantize in the model: {why}; {instead}")
     if foreign:
-        reporter.warn(f"what comes after {first_of(foreign, 3)} may be missing in the table: {plugin}")
+        reporter.warn(f"what comes after {first_of(foreign)} may be missing in the table: {plugin}")
     name = model.path.name if model.path else model.proto.graph.name
-    tensors, groups = tuple(points.activations), tuple(map(tuple, points.groups))
     others = floating(graph) if found or all_tensors else ()
-    scaled = propagate(graph, dict.fromkeys(tensors, 1.0), groups) if others else {}
-    beside = [item for item in others if item not in scaled]
-    return Prepared(proto, tensors, groups, name, folded.fingerprint, tuple(beside))
+    scaled = propagate(graph, dict.fromkeys(points.activations, 1.0), points.groups) if others else {}
+    beside = tuple(item for item in others if item not in scaled)
+    return Prepared(proto, points.activations, points.groups, name, folded.fingerprint, beside)
 
 
 def floating(model: ir.Model) -> tuple[str, ...]:

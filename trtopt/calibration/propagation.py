@@ -101,10 +101,8 @@ def _carries(node: ir.Node) -> str | None:
         transform = attribute(node, "coordinate_transformation_mode")
         if attribute(node, "mode", "nearest") != "nearest" or transform == "tf_crop_and_resize":
             return None
-        before, after = sizes(node.inputs[0]) or (None,), sizes(node.outputs[0]) or (None,)
-        return (
-            ALL if all(old is not None and new is not None and new >= old for old, new in zip(before, after)) else SOME
-        )
+        pairs = zip(sizes(node.inputs[0]) or (None,), sizes(node.outputs[0]) or (None,))
+        return ALL if all(old is not None and new is not None and new >= old for old, new in pairs) else SOME
     if node.op_type == "Pad":
         fill, pads = operand(node, 2), constant(operand(node, 1))
         content = attribute(node, "value", 0.0) if fill is None else constant(fill)  # an attribute in opset 2

@@ -24,7 +24,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override, Precision, overriding
-from trtopt.core.words import first_of
+from trtopt.core.words import first_of, grouped
 from trtopt.data import Batches
 from trtopt.graph.half import widen
 from trtopt.graph.io import Model
@@ -33,7 +33,6 @@ from trtopt.graph.prepare import taken
 from trtopt.graph.proto import Links, attribute, opset_version, to_array, whole_copy
 
 JUDGE = 8  # every such sample says what was lost, and isn't pruned by
-_FLOATING = ("float32", "float16", "bfloat16")
 _Made = tuple[NodeProto, NDArray[np.float32]]  # a node, and what becomes of its weight
 
 
@@ -78,15 +77,15 @@ def prune(
     """
     proto = whole_copy(folded)
     weights, links = {item.name: item for item in proto.graph.initializer}, Links(proto.graph)
-    chosen, dense, reasons = dict[str, NodeProto](), dict[str, str](), dict[str, list[str]]()
+    chosen, dense = dict[str, NodeProto](), dict[str, str]()
     for node in (node for node in proto.graph.node if node.op_type in ("Conv", "MatMul", "Gemm")):
         held = weights.get(node.input[1])
         in_fp32 = held is not None and overriding(overrides, node.name, node.op_type) is Precision.FP32
         if why := "`precision_override=` keeps it in FP32" if in_fp32 else _unsuited(node, held, links):
             dense[node.name] = why
-            reasons.setdefault(why, []).append(node.name)
         elif held is not None:
             chosen[node.name] = node
+    reasons = grouped((why, node) for node, why in dense.items())
     said = "; ".join(f"{first_of(nodes)}: {why}" for why, nodes in reasons.items())
     if not chosen:
         raise UsageError(
@@ -133,11 +132,11 @@ def _unsuited(node: NodeProto, held: TensorProto | None, links: Links) -> str:
             name = maker.input[0]
         return "its weights are quantized already: give the float model" if name in links.constants else ""
     weight, readers = to_array(held), len(links.readers[held.name])
-    if readers > 1 or weight.dtype.name not in _FLOATING:
+    if readers > 1 or weight.dtype.name not in ("float32", "float16", "bfloat16"):
         return "several nodes read its weights" if readers > 1 else f"its weights are {weight.dtype.name}"
     if attribute(node, "group", 1) > 1:
         return "its channels are in groups"
-    if why := unsupported(node, 1, np.empty(weight.shape, np.float32)):
+    if why := unsupported(node, 1, weight.ndim):
         return why
     inputs = weight.shape[int(_outputs_first(node))]
     return f"it has {inputs} input channels, no multiple of 4" if inputs % 4 else ""
@@ -155,12 +154,10 @@ def _by_samples(before: Parts, after: Parts, chosen: Mapping[str, NodeProto], fi
         for node in within:
             weight, axis = to_array(held[node.input[1]]), 1 if node.op_type == "Conv" else -1
             # Of both as if they were channels of one, which also gives what goes together between them.
-            both = np.empty(
-                np.add(weight.shape, weight.shape * np.eye(weight.ndim, dtype=int)[int(_outputs_first(node))])
-            )
+            both = (weight.shape[0], 2 * weight.shape[1], *weight.shape[2:])
             total: Moments = np.zeros(()), np.zeros(()), 0
             for place in fit:
-                read = [np.asarray(parts.samples[place].values[node.input[0]], np.float32) for parts in (before, after)]
+                read = [parts.samples[place].values[node.input[0]] for parts in (before, after)]
                 new = moments(node, both, np.concatenate(read, axis))
                 total = total[0] + new[0], total[1] + new[1], total[2] + new[2]
             content = _two_of_four(node, weight, total)

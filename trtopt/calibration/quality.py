@@ -160,7 +160,7 @@ def data_notes(table: Table) -> tuple[str, ...]:
     quality = table.quality or {}
     if copies := quality.get("samples", 0) - quality.get("different", 0):
         notes.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
-    if warning := (quality.get("preprocessing") or {}).get("warning"):
+    if warning := quality.get("preprocessing", {}).get("warning"):
         notes.append(warning)
     return tuple(notes)
 

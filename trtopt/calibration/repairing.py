@@ -7,10 +7,9 @@ alone, and all together in the real Q/DQ graph.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.core.values import Override, Precision
-from trtopt.core.words import first_of
+from trtopt.core.words import first_of, grouped
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.graph.inputs import network_inputs
@@ -98,10 +97,8 @@ class Repairs:
     def __str__(self) -> str:
         old, new = snr_db(self.before), snr_db(self.after)
         count = f"{len(self.nodes)} of {self.tried + len(self.left)} weights rounded otherwise than to the nearest code"
-        note = ""
-        for why in dict.fromkeys(self.left.values()):
-            nodes = [node for node, reason in self.left.items() if reason == why]
-            note += f"; not tried: {first_of(nodes)} ({why})"
+        reasons = grouped((why, node) for node, why in self.left.items())
+        note = "".join(f"; not tried: {first_of(nodes)} ({why})" for why, nodes in reasons.items())
         return f"{count}: {self.output} {old:.1f} → {new:.1f} dB on {self.samples} samples held apart{note}"
 
 
@@ -141,6 +138,8 @@ class Repairer:
         share = sum(repairs.noise.activations.get(name, 0.0) for name in candidates) / (repairs.noise.total or 1.0)
         if measure is not None and share >= WORTH_SMOOTHING:
             largest = _channels(proto, {name: item.axis for name, item in candidates.items()}, self.samples)
+            # What is worse isn't worth the time of repairing it; of transformers that can't be said before.
+            most = math.inf if adds else before / WORSE
             for strength in STRENGTHS:
                 factors = {name: factors_for(largest[name], readers, strength) for name, readers in candidates.items()}
                 other = smoothed(proto, factors)
@@ -148,8 +147,7 @@ class Repairer:
                 tensors = {**table.tensors, **measure(prepared.of(other, points)).tensors}
                 tried = replace(table, tensors=tensors, smoothed=factors)
                 what = f"rounding weights, channels smoothed (strength {strength:g})"
-                # What is worse isn't worth the time of repairing it; of transformers that can't be said before.
-                found = self._find(other, points, tried.amax, what=what, most=math.inf if adds else before / WORSE)
+                found = self._find(other, points, tried.amax, what=what, most=most)
                 if found is not None and found.after < best[1].after:
                     best = tried, replace(found, before=before)
         table, repairs = best
@@ -179,10 +177,8 @@ class Repairer:
             return None
         with self.reporter.phase(what, len(points.weights)) as phase:
             repairs, left, noise = _round_each(ledger, fit, judge, phase)
-        alone, repaired_alone = (
-            ledger.of_whole(ledger.quantized(item, weights_alone=True), judge) for item in ({}, repairs)
-        )
-        if max(repaired_alone.values()) >= max(alone.values()):
+        nearest, chosen = (ledger.of_whole(ledger.quantized(item, weights_alone=True), judge) for item in ({}, repairs))
+        if max(chosen.values()) >= max(nearest.values()):
             repairs = {}
         after = ledger.of_whole(ledger.quantized(repairs), judge)
         output = max(before, key=lambda name: before[name])
@@ -213,11 +209,10 @@ def _round_each(
         for weight in weights:
             node, content = nodes[weight.node], np.asarray(to_array(ledger.weights[weight.name]), np.float32)
             of_weights[weight.node] = max(ledger.of_weight(number, weight, None, judge).values())
-            if why := unsupported(node, weight.slot, content):
+            if why := unsupported(node, weight.slot, content.ndim):
                 left[weight.node] = why
             else:
-                each = zip(*ledger.each(partial(_moments, node, content), fit))
-                seen: Any = tuple(reduce(operator.add, parts) for parts in each)
+                seen: Any = tuple(map(sum, zip(*ledger.each(partial(_moments, node, content.shape), fit))))
                 repair = rounded(node, content, weight.axis, seen, _corrects(node, ledger, weight))
                 noise = max(ledger.of_weight(number, weight, repair, judge).values())
                 if noise < of_weights[weight.node]:
@@ -238,8 +233,8 @@ def _channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> d
     return largest
 
 
-def _moments(node: NodeProto, content: Any, sample: Sample) -> Moments:
-    return moments(node, content, np.asarray(sample.values[node.input[0]], np.float32))
+def _moments(node: NodeProto, shape: Sequence[int], sample: Sample) -> Moments:
+    return moments(node, shape, sample.values[node.input[0]])
 
 
 def _corrects(node: NodeProto, ledger: NoiseLedger, weight: Weight) -> bool:

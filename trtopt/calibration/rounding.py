@@ -31,36 +31,35 @@ _SWEEPS = 6
 _BLOCK = 64  # weights whose errors are brought to the others together
 
 
-def unsupported(node: NodeProto, slot: int, weight: NDArray[np.float32]) -> str:
-    """Say why the weights of a node can't be rounded here; empty: they can."""
+def unsupported(node: NodeProto, slot: int, axes: int) -> str:
+    """Say why the weights of a node, which have so many axes, can't be rounded here; empty: they can."""
     if node.op_type == "Conv":
         return "it pads by auto_pad" if attribute(node, "auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b"") else ""
     if node.op_type == "ConvTranspose":
         return "it is a transposed convolution, whose weights keep the nearest codes"
-    if node.op_type not in ("Gemm", "MatMul") or slot != 1 or weight.ndim != 2:
+    if node.op_type not in ("Gemm", "MatMul") or slot != 1 or axes != 2:
         return "only convolutions, and matrix products with a matrix on the right, are rounded"
     if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:
         return "it scales or transposes what it multiplies"
     return ""
 
 
-def moments(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.float32]) -> Moments:
-    """Sum over what the layer multiplies with its weights, for one run.
-
-    Args:
-        array: the layer's input.
-    """
-    rows = _patches(node, weight, array) if node.op_type == "Conv" else array.reshape(-1, array.shape[-1]).T[None]
-    if node.op_type != "Conv":
+def moments(node: NodeProto, shape: Sequence[int], given: NDArray[Any]) -> Moments:
+    """Sum over what the layer multiplies with its weights, which have this shape, for one run: `given` is its input."""
+    array = np.asarray(given, np.float32)
+    if node.op_type == "Conv":
+        rows = _patches(node, shape, array)
+    else:
+        rows = array.reshape(-1, array.shape[-1]).T[None]
         rows = rows[:, :, :: max(1, rows.shape[2] // max(_ROWS, rows.shape[1] // 2))]
     # So that sums don't depend on BLAS's threads as far as anybody could see.
     exact = np.ascontiguousarray(rows, np.float64).reshape(len(rows), rows.shape[1], -1)
     return np.matmul(exact, exact.transpose(0, 2, 1)), exact.sum(2), exact.shape[2]
 
 
-def _patches(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.float32]) -> NDArray[np.float32]:
+def _patches(node: NodeProto, shape: Sequence[int], array: NDArray[np.float32]) -> NDArray[np.float32]:
     """Groups × K × positions, as a view as far as that goes."""
-    kernel: Sequence[int] = weight.shape[2:]
+    kernel, channels = shape[2:], shape[1]
     axes = len(kernel)
     strides, dilations = (attribute(node, name, [1] * axes) for name in ("strides", "dilations"))
     pads, groups = attribute(node, "pads", [0] * 2 * axes), attribute(node, "group", 1)
@@ -70,12 +69,12 @@ def _patches(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.flo
     view: Any = np.lib.stride_tricks.sliding_window_view
     windows: NDArray[np.float32] = view(padded, spans, tuple(range(2, 2 + axes)))
     windows = windows[_stepped(strides, dilations)]
-    size = int(np.prod(kernel)) * weight.shape[1]
+    size = int(np.prod(kernel)) * channels
     # Every so many positions along each axis: neighbours say much the same.
     positions = len(array) * int(np.prod(windows.shape[2 : 2 + axes]))
     step = max(1, round((positions / max(_ROWS, size // 2)) ** (1 / axes)))
     windows = windows[_stepped([step] * axes, [1] * axes)]
-    shaped = windows.reshape(len(array), groups, weight.shape[1], *windows.shape[2:])
+    shaped = windows.reshape(len(array), groups, channels, *windows.shape[2:])
     order = (1, 2, *range(3 + axes, 3 + 2 * axes), 0, *range(3, 3 + axes))  # the longest last, which is copied fastest
     rows: NDArray[np.float32] = shaped.transpose(order).reshape(groups, size, -1)
     return rows

@@ -95,14 +95,12 @@ class Scales:
             if request.method not in ("auto", table.method):
                 table = table.with_method(request.method)
         # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
-        if spec.precision is not Precision.FP8 or self.request.method != "auto":
+        if spec.precision is not Precision.FP8 or request.method != "auto":
             return table
-        if all(entry.histogram is None for entry in table.tensors.values()):
-            request.reporter.warn(
-                "the imported thresholds were chosen for INT8: what lies beyond them saturates in FP8"
-            )
-            return table
-        return table.with_method("minmax")
+        if any(entry.histogram is not None for entry in table.tensors.values()):
+            return table.with_method("minmax")
+        request.reporter.warn("the imported thresholds were chosen for INT8: what lies beyond them saturates in FP8")
+        return table
 
     def beside_graph(self, model: Model, spec: BuildSpec, can: Capabilities, table: Table) -> bytes | None:
         """Return the table as a cache for TensorRT's own calibrator, where INT8 needs the scales beside the graph; else None.

@@ -347,15 +347,9 @@ class _Factors(TypedDict):
     factors: AnyText
 
 
-class _Preprocessing(TypedDict, total=False):
-    """The part of `quality.check_preprocessing` that is read again; earlier tables have more."""
-
-    warning: AnyText
-
-
 class _Quality(TypedDict, total=False):
     """Counts of samples, with what `quality.check_preprocessing` gives."""
 
     samples: Count
     different: Count
-    preprocessing: _Preprocessing | None
+    preprocessing: dict[str, str]
