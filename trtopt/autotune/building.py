@@ -127,9 +127,8 @@ def _built(request: BuildRequest) -> BuildResult:
             raise UsageError(
                 "`best=True` compares engines: drop `compare=False`, or name the precision instead of `best=True`"
             )
-        for name in ("labels", "metric", "min"):
-            if getattr(request, name) is not None:
-                raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
+        if own := [name for name in ("labels", "metric", "min") if getattr(request, name) is not None]:
+            raise UsageError(f"`{own[0]}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
         return _best(request, Limits.of(request.min_agreement, request.min_snr) or Limits())
     goal = goal_asked(request)
     return _asked_for(request) if goal is None else _tuned(request, goal)
@@ -280,7 +279,7 @@ class _Selection:
             best = results[comparison.kept]
             self.install(best, results.get(self.engines.quantized), comparison)
         reporter.note(comparison.why)
-        return self.kept(best, comparison, seconds=time.monotonic() - started)
+        return self.kept(replace(best, seconds=time.monotonic() - started), comparison)
 
     def judged(self) -> tuple[dict[str, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
@@ -321,17 +320,11 @@ class _Selection:
             if cache and quantized is not None:
                 write_bytes(cache, whole(quantized.engine.with_name(NATIVE_CACHE)))
 
-    def kept(self, result: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
+    def kept(self, result: BuildResult, comparison: Comparison) -> BuildResult:
         """Return what is told of the engine that is kept."""
-        graph = self.request.save_onnx
-        return replace(
-            result,
-            engine=self.output,
-            manifest=manifest_path(self.output),
-            onnx=Path(graph) if graph else None,
-            comparison=comparison.describe(),
-            seconds=seconds,
-        )
+        graph = Path(self.request.save_onnx) if self.request.save_onnx else None
+        result = replace(result, engine=self.output, manifest=manifest_path(self.output), onnx=graph)
+        return replace(result, comparison=comparison.describe())
 
     def up_to_date(self) -> BuildResult | None:
         """Return the engine at the output, if a selection now would have the same candidates and limits."""
@@ -347,7 +340,7 @@ class _Selection:
         if not result.cached:
             return None
         self.request.reporter.note(f"{self.output} is up to date: {comparison.why}")
-        return self.kept(result, comparison, seconds=result.seconds)
+        return self.kept(result, comparison)
 
     @cached_property
     def key(self) -> str:

@@ -66,13 +66,12 @@ def asked_of_builder(request: BuildRequest, precision: Precision, preprocess: An
         return request if request.calib is None else replace(request, images=None, data=None)
     precisions = (Precision.FP32, precision)
     kept = ("images", "data", "limit", "batch") if within and precision is not Precision.FP32 else ()
+    overrides = [text for text in request.precision_override if Override.parse(text).precision in precisions]
     return replace(
         without(request, *(name for name in CALIBRATION if name not in kept)),
         fp16=precision is Precision.FP16,
         bf16=precision is Precision.BF16,
-        precision_override=[
-            text for text in request.precision_override if Override.parse(text).precision in precisions
-        ],
+        precision_override=overrides,
         preprocess=preprocess,
         sparsity="off" if request.sparsity == "prune" else request.sparsity,  # the engine that the other one replaces
         reporter=Prefixed(request.reporter, precision),
@@ -113,14 +112,9 @@ class Engines:
             asked = asked_of_builder(request, precision, self._preprocess(), within=self.within)
             own = self.folder / f"engine-{len(list(self.folder.iterdir()))}"
             own.mkdir(parents=True)
-            self.built[name] = engine.construct(
-                replace(
-                    asked,
-                    output=own / Path(request.output).name,
-                    save_onnx=own / "graph.onnx" if request.save_onnx else None,
-                    save_cache=own / NATIVE_CACHE if asked.save_cache else None,
-                )
-            )
+            graph, cache = request.save_onnx and own / "graph.onnx", asked.save_cache and own / NATIVE_CACHE
+            output = own / Path(request.output).name
+            self.built[name] = engine.construct(replace(asked, output=output, save_onnx=graph, save_cache=cache))
         return self.built[name]
 
     def _preprocess(self) -> Any:

@@ -121,9 +121,8 @@ class AccuracyEvaluator:
             missed = limits.missed(description)
             # Those in dB have to hold less a standard error over the samples.
             if not missed and least is not None and replace(limits, min_snr=least + error).missed(description):
-                missed = [
-                    f"{least:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"
-                ]
+                but = f"but not with a standard error of {error:.2g} dB over them"
+                missed = [f"{least:g} dB hold on these samples, {but}"]
         measured = {name: measure(output, self.samples) for name, output in description["outputs"].items()}
         texts = [f"{name}: {text}" if len(measured) > 1 else text for name, text in measured.items() if text]
         if goal.metric is not None:

@@ -97,13 +97,10 @@ class Choices:
 
     def chosen(self) -> tuple[str, ...]:
         """Return the layers to leave out of INT8; AccuracyLost where that doesn't help."""
-        left_out = self._search() if self.judged(()).missed else ()
-        if left_out is None:
-            raise self._lost()
-        return tuple(sorted(self._faster(left_out)))
+        return tuple(sorted(self._faster(self._search() if self.judged(()).missed else ())))
 
-    def _search(self) -> tuple[str, ...] | None:
-        """Return a few layers without which the limits hold; None: there are none."""
+    def _search(self) -> tuple[str, ...]:
+        """Return a few layers without which the limits hold."""
         costs = {name: max(self.cost(name), LEAST) for name in self.layers}
         ranked = sorted(self.layers, key=lambda name: (-self.layer_noise[name] / costs[name], name))
         first, step = self._first(ranked)
@@ -115,7 +112,7 @@ class Choices:
 
             count = fewest(len(ranked), within, first=first, step=step)
         if count == len(ranked) and (not self.forced or self.judged(ranked).missed):
-            return None
+            raise self._lost()
         left_out = tuple(ranked[:count])
         with self.reporter.phase("trying what stays out in INT8", None) as phase:
             for name in sorted(left_out, key=lambda name: (-costs[name], name))[:MOST_PUT_BACK]:
@@ -152,29 +149,27 @@ class Choices:
         return more if better else left_out
 
     def _lost(self) -> AccuracyLost:
-        most = max((item for item in self.tried.values() if item.share), key=lambda choice: choice.snr_db)
-        best = f"the best choice tried: {most.snr_db:.1f} dB with {most.share:.0%} of the arithmetic in INT8, "
-        best += "; ".join(most.missed)
         if worst := "; ".join(self.judged(self.layers).missed):
-            without = (
-                "with nothing in INT8 but what `precision_override=` puts there" if self.forced else "without INT8"
-            )
+            alone = "with nothing in INT8 but what `precision_override=` puts there" if self.forced else "without INT8"
             return AccuracyLost(
-                f"not even {without} do the results stay within the limits ({worst}): leaving layers out can't help: ask "
+                f"not even {alone} do the results stay within the limits ({worst}): leaving layers out can't help: ask "
                 "for less, or build without INT8 and FP16"
             )
+        most = max((item for item in self.tried.values() if item.share), key=lambda choice: choice.snr_db)
+        best = f"{most.snr_db:.1f} dB with {most.share:.0%} of the arithmetic in INT8, {'; '.join(most.missed)}"
         return AccuracyLost(
-            f"only without INT8 do the results stay within the limits ({best}): build with `fp16=True`, or ask for less"
+            f"only without INT8 do the results stay within the limits (the best choice tried: {best}): build with `fp16=True`, "
+            "or ask for less"
         )
 
     def reason(self, name: str) -> str:
         """Say why a layer stays out."""
         noise = f"makes {self.layer_noise[name] / self.total_noise:.1%} of the noise and " if self.total_noise else ""
-        time = ""
-        if (times := self.measured) is not None:
-            ours, other = (shares.get(name, 0.0) for shares in (times.quantized, times.floating))
-            time = f"; it takes {ours:.1%} of FP16's time in INT8 and {other:.1%} in FP16"
-        return f"tuned: in INT8 it {noise}does {self.share([name]):.1%} of the arithmetic{time}"
+        said = f"tuned: in INT8 it {noise}does {self.share([name]):.1%} of the arithmetic"
+        if self.measured is None:
+            return said
+        ours, other = (shares.get(name, 0.0) for shares in (self.measured.quantized, self.measured.floating))
+        return f"{said}; it takes {ours:.1%} of FP16's time in INT8 and {other:.1%} in FP16"
 
     def pareto_front(self) -> tuple[TunedChoice, ...]:
         """Return of what was tried what nothing else beats in both share and dB."""

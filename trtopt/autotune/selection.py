@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,10 @@ class Candidate:
             return self.failed
         return "; ".join(limits.missed(self.accuracy))
 
-    def slower_than(self, other: Candidate) -> list[tuple[Times, float]]:
-        """The profiles at which it takes longer than `other`, and how many times as long."""
-        pairs = [(mine, mine.gpu_ms / theirs.gpu_ms) for mine, theirs in zip(self.times, other.times)]
-        return [(mine, ratio) for mine, ratio in pairs if ratio > 1 + EQUAL]
+    def slower_than(self, other: Candidate) -> str:
+        """Say at which profiles it takes longer than `other`, and how many times as long; "": at none."""
+        ratios = [(mine, mine.gpu_ms / theirs.gpu_ms) for mine, theirs in zip(self.times, other.times)]
+        return ", ".join(f"{_shapes(at)} ({ratio:.2f} times its time)" for at, ratio in ratios if ratio > 1 + EQUAL)
 
     def relative_time(self, other: Candidate) -> float:
         """Return how many times as long as `other` it takes: geometric mean over the profiles."""
@@ -105,8 +105,8 @@ class Comparison:
         """Keep `precision` as it was asked for, and say how it compares."""
         mine = self.candidate(precision)
         other = next(item for item in self.candidates if item.precision != precision)
-        parts = [_compared(mine, other), *([] if mine.accuracy is None else [_accuracy(mine, other.name)])]
-        return replace(self, kept=precision, why=f"{mine.name} as asked for: {'; '.join(parts)}")
+        near = "" if mine.accuracy is None else f"; {_accuracy(mine, other.name)}"
+        return replace(self, kept=precision, why=f"{mine.name} as asked for: {_compared(mine, other)}{near}")
 
     def lost(self, precision: str) -> str:
         """Say how near its results are to the reference's, where they have next to nothing to do with them; else nothing."""
@@ -125,7 +125,7 @@ class Comparison:
                 "on more or other data, or keep sensitive layers in FP32 with `precision_override=`"
             )
         slower = {
-            item.precision: f", but takes longer than {other.name} at {_places(places)}: `int8=True` with its table keeps it"
+            item.precision: f", but takes longer than {other.name} at {places}: `int8=True` with its table keeps it"
             for item in fitting
             for other in fitting
             if item.quantized and not other.quantized and (places := item.slower_than(other))
@@ -146,10 +146,6 @@ class Comparison:
                 reasons.append(f"{item.name} is outside the accuracy limit ({why})")
         why = f"{best.name} kept: {'; '.join([*reasons, _accuracy(best, 'FP32')])}"
         return replace(self, best=True, limits=limits, kept=best.precision, why=why)
-
-
-def _places(places: Iterable[tuple[Times, float]]) -> str:
-    return ", ".join(f"{_shapes(times)} ({ratio:.2f} times its time)" for times, ratio in places)
 
 
 def _shapes(times: Times) -> str:

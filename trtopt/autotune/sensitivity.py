@@ -1,8 +1,7 @@
 """The sources of quantization noise: for each tensor and each weight, what quantizing it alone does to the outputs.
 
-The graph is cut behind every tensor that INT8 quantizes. One pass keeps what floating point gives; then each tensor is rounded
-by itself, where its quantized readers read it, and only what comes behind it runs again. Noise of different places hardly
-correlates, so that the powers add up to what the whole Q/DQ graph loses; that is measured too, to check them.
+`trtopt.calibration.noise` measures it. Noise of different places hardly correlates, so that the powers add up to what the whole
+Q/DQ graph loses; that is measured too, to check them.
 """
 
 from __future__ import annotations
@@ -206,14 +205,13 @@ def _result(
     sizes = {tensor.name: tensor_size(tensor) for tensor in ledger.proto.graph.initializer}
     sources = []
     for place, noise_here, others in noise:
+        kind, name = ("activation", place) if isinstance(place, str) else ("weight", place.name)
         nodes = readers[place] if isinstance(place, str) else (place.node,)
         share = sum(counts.get(node, 0) for node in nodes) / total
-        measurable = {name: value for name, value in noise_here.items() if name not in left_out}
-        if isinstance(place, str):
-            scale = _judged(noise_here[output], {factor: other[output] for factor, other in others.items()})
-            sources.append(NoiseSource("activation", place, nodes, measurable, share, scale=scale))
-        else:
-            sources.append(NoiseSource("weight", place.name, nodes, measurable, share, sizes.get(place.name, 0)))
+        measurable = {item: value for item, value in noise_here.items() if item not in left_out}
+        scale = _judged(noise_here[output], {factor: other[output] for factor, other in others.items()})
+        nbytes = sizes.get(name, 0) if kind == "weight" else 0
+        sources.append(NoiseSource(kind, name, nodes, measurable, share, nbytes, scale))
     sources.sort(key=lambda source: -source.noise[output])
     predicted = {name: sum(source.noise[name] for source in sources) for name in whole_noise}
     count = sum(sample.of.real for sample in ledger.samples)

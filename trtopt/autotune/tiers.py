@@ -44,9 +44,7 @@ from trtopt.graph.prepare import holds_scales
 from trtopt.trt import select
 
 # Name → options of build; what a TensorRT or target refuses is left out.
-TIERS: Mapping[str, Mapping[str, Any]] = {"fp32": {}} | {
-    name: {name: True} for name in ("fp16", "bf16", "fp8", "int8", "int4")
-}
+TIERS = {"fp32": dict[str, Any]()} | {name: {name: True} for name in ("fp16", "bf16", "fp8", "int8", "int4")}
 _JUDGED_BY = ("images", "data", "preprocess", "limit", "batch")
 _NAMED = ("classes", "output_kind", "plugins", "operators")
 _EVERYWHERE = ("shapes", "target", "backend", "device", "optimization_level", "store", *_NAMED)
@@ -183,12 +181,8 @@ def tiers(request: TiersRequest) -> Tiers:
             calib = _calibrated(request, folder) if any(map(_quantized, wanted.values())) else None
         except CalibrationError as error:
             no_scales = str(error)
-        rows = [
-            Tier(name, "", failed=no_scales)
-            if no_scales and _quantized(own)
-            else _tier(request, name, own, folder, calib)
-            for name, own in wanted.items()
-        ]
+        lost = {name: Tier(name, "", failed=no_scales) for name, own in wanted.items() if no_scales and _quantized(own)}
+        rows = [lost.get(name) or _tier(request, name, own, folder, calib) for name, own in wanted.items()]
         known = [row for row in rows if row.snr_db > -math.inf and (row.ms or not gpu)]
         marked = tuple(replace(row, best=row in known and not any(item.beats(row) for item in known)) for row in rows)
         result = Tiers(str(request.model), marked, calib, "" if gpu else gpu.reason, left_out, folder / "tiers.html")
@@ -243,9 +237,9 @@ def _calibrated(request: TiersRequest, folder: Path) -> Path:
     table = folder / f"{Path(request.model).stem}.calib.json"
     given = _given(request, ("method", "operators", "calib", "precision_override"))
     if request.calib is None:
-        beside_graph = select(request.backend).capabilities.native_calibrator  # which tune tries, too
-        all_tensors = bool(request.limits) and beside_graph
-        given |= {**_given(request, (*_JUDGED_BY, "allow_unusual_data")), "all_tensors": all_tensors}
+        given |= _given(request, (*_JUDGED_BY, "allow_unusual_data"))
+        # Scales beside the graph, which tune tries, too.
+        given["all_tensors"] = bool(request.limits) and select(request.backend).capabilities.native_calibrator
     calibrate(request.model, table, **given, reporter=request.reporter)
     return table
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -38,29 +39,26 @@ from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import AccuracyLost, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.host import cores
-from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides
+from trtopt.core.progress import SILENT
+from trtopt.core.values import METHODS, Precision, check_overrides
 from trtopt.core.version import MAKER
 from trtopt.core.words import counted
 from trtopt.data import SAMPLES
-from trtopt.data.preprocess import Preprocess
 from trtopt.evaluation.limits import without_share
 from trtopt.evaluation.verify import kinds_of
 from trtopt.graph.half import fp32_typed, has_half
-from trtopt.graph.io import Model, load_model
+from trtopt.graph.io import load_model
 from trtopt.graph.limits import ending_before
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of
 from trtopt.graph.passes.quantize import FORMATS, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.prepare import FoldedModel
 from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 from trtopt.ort.folding import proven
 from trtopt.ort.sessions import version as ort_version
-from trtopt.trt.generation import Generation
 
 Content = TypeVar("Content")
 Work = Mapping[str, int]  # node → multiply-accumulates
@@ -98,23 +96,16 @@ class Tuning:
         return self.table.left_out
 
     def __str__(self) -> str:
-        kinds = (
-            (len(self.table.repairs), "weight", "rounded by their inputs"),
-            (len(self.table.smoothed), "activation", "with channels scaled alike"),
-        )
-        repairs = (
-            ", ".join(f"{counted(count, noun)} {how}" for count, noun, how in kinds if count) or "nothing repaired"
-        )
+        table, out = self.table, "no layer has to stay out"
         if self.left_out:
             out = f"{counted(len(self.left_out), 'layer')} out of INT8, {self.chosen.share:.1%} of the arithmetic in it"
-        else:
-            out = "no layer has to stay out"
-        out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
-        out += ", scales beside the graph" if self.table.beside else ""
+        out += ", squeeze-and-excite in INT8, too" * bool(table.gates) + ", scales beside the graph" * table.beside
+        out += f", {counted(len(table.repairs), 'weight')} rounded by their inputs" * bool(table.repairs)
+        out += f", {counted(len(table.smoothed), 'activation')} with channels scaled alike" * bool(table.smoothed)
+        out += ", nothing repaired" * (not table.repairs and not table.smoothed)
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
         decibels = f"{self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB on {counted(self.samples, 'sample')}"
-        tried = f"{counted(self.tried, 'choice')} in {self.seconds:.0f} s"
-        return f"{out}, {repairs}: {decibels}{figure}; {tried}"
+        return f"{out}: {decibels}{figure}; {counted(self.tried, 'choice')} in {self.seconds:.0f} s"
 
     def to_json(self) -> dict[str, Any]:
         description = plain({name: value for name, value in vars(self).items() if name != "table"})
@@ -131,16 +122,52 @@ class Tuning:
 # Looking for one ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _TunedModel:
-    """The model, and what a builder would be given of it."""
+class _Subject:
+    """The model of a request, and what a builder would be given of it.
 
-    model: Model
-    folded: FoldedModel
-    spec: BuildSpec
-    generation: Generation
-    preprocess: Preprocess | None
-    shapes: Mapping[str, Sequence[int]]  # that the engine is tuned for
+    Attributes:
+        given: the table that `calib` names.
+        shapes: that the engine is tuned for.
+    """
+
+    def __init__(self, request: BuildRequest) -> None:
+        """Refuse before long work what can't be built, or has no layers to choose."""
+        if is_cache(request.calib):
+            raise UsageError(
+                f"`calib='{request.calib}'` is a TensorRT cache, and a search begins with a table: trtopt calibrate MODEL.onnx "
+                f"--import-cache {request.calib} -o T.calib.json, then `calib='T.calib.json'`"
+            )
+        self.request, self.given = request, None if request.calib is None else Table.load(request.calib)
+        self.model = model = load_model(request.model)
+        refuse_quantized(model)
+        prepared_by = request.preprocess
+        if prepared_by is None and self.given and (request.images is not None or request.embed_preprocess):
+            prepared_by = self.given.preprocess
+        # The build says what there is to say.
+        plan = plan_build(replace(request, calib=None, preprocess=prepared_by, reporter=SILENT))
+        self.spec, self.generation = plan.spec, plan.generation
+        if not any(item.floating for item in model.outputs):
+            types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
+            cut = ending_before(model.proto, ("ArgMax", "ArgMin", "TopK"), model.path)
+            raise UsageError(
+                f"no output is floating ({types}), so nothing says which layers lose: give the model that ends with the scores"
+                + f" ({cut})" * bool(cut)
+            )
+        read = (real_samples(model, those) for those in (request,))  # where folding needs them
+        self.folded = proven(model, samples=chain.from_iterable(read), reporter=request.reporter)
+        check_overrides(self.spec.overrides, self.folded.proto.graph.node)
+        self.preprocess, self.shapes = preparation(model, request), opt_shapes(model.inputs, self.spec.profiles)
+        # Of what decides which repairs are found.
+        self.key = {
+            "trtopt": MAKER,
+            "onnxruntime": ort_version(PURPOSE),
+            "model": self.folded.fingerprint,
+            "table": None if self.given is None else self.given.digest,
+            "method": request.method,
+            "overrides": list(request.precision_override),
+            "data": real_samples(model, request, None).describe(),
+            "preprocess": None if self.preprocess is None else self.preprocess.describe(),
+        }
 
     @cached_property
     def original(self) -> ModelProto:
@@ -177,30 +204,76 @@ class _TunedModel:
             gates=gates,
         )
 
-    def lowered(self, left_out: Sequence[str], table: Table) -> ModelProto:
-        """Return what the builder would be given."""
-        tuned_table = replace(table, left_out=dict.fromkeys(left_out, "tuned"))
-        return lower(self.folded.proto, self.spec, self.generation, tuned_table).proto
+    def first_scales(self) -> Table:
+        """Return those that the search begins with: of every layer, whatever an earlier search left out."""
+        if self.given is None:
+            return self._calibrated().table
+        more, method = self.measures_more(self.given), self.request.method
+        ready = prepared.prepare(self.model, self.spec.overrides, all_tensors=more)
+        table = ready.chosen_again(self.given, None if method == "auto" else method)
+        return replace(table, left_out={}, gates=(), beside=False)
+
+    def repaired(self, scales: Table) -> tuple[Table, NoiseByPlace]:
+        """The table with repairs, and the noise that is left at each place; as an earlier call kept them."""
+        reporter = self.request.reporter
+        try:
+            path = _kept_file(self.key, "calib.json")
+            if path.is_file():
+                noise, table = converted(read_json(path.with_suffix(".noise")), NoiseByPlace), Table.load(path)
+                reporter.note("the same model was repaired on the same samples before: that is used")
+                return table, noise
+        except (TrtoptError, Damaged) as error:
+            reporter.note(f"what an earlier search kept can't be used: {error}")
+        result = self._calibrated(scales)
+        assert result.repairs is not None
+        with contextlib.suppress(OutputError):
+            path = _kept_file(self.key, "calib.json")
+            write_json(path.with_suffix(".noise"), plain(result.repairs.noise))
+            result.table.save(path)
+        return result.table, result.repairs.noise
+
+    def _calibrated(self, table: Table | None = None) -> CalibrateResult:
+        """The scales, measured on all of the images or data; or a table with repairs by these."""
+        return calibrated_for(
+            self.request,
+            self.model,
+            preprocess=self.preprocess,
+            calib=table,
+            method=table.method if table is not None and table.method in METHODS else self.request.method,
+            all_tensors=self.measures_more(table),
+            repair=table is not None,
+        )
 
 
-@dataclass
 class _Judge:
-    """The verdicts on choices: the graph of each runs once, and not at all where an earlier call ran it.
+    """The verdicts on choices: the graph of each runs once, and not at all where an earlier call ran it."""
 
-    Attributes:
-        key: what a verdict depends on besides the scales and the choice.
-    """
-
-    evaluator: AccuracyEvaluator
-    subject: _TunedModel
-    key: Mapping[str, Any]
-    known: dict[str, TunedChoice] = field(default_factory=dict)
+    def __init__(self, subject: _Subject, goal: Goal) -> None:
+        """Judge on the request's samples, and say what makes that doubtful."""
+        self.subject, request, model = subject, subject.request, subject.model
+        samples = real_samples(model, request, SAMPLES if goal.metric is None else None)
+        kinds = kinds_of(model, request)
+        self.evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
+        no_share = "" if request.min_agreement is None else without_share(kinds.values())
+        for doubt in filter(None, (too_few(self.evaluator.samples), no_share)):
+            request.reporter.warn(doubt)
+        self.known: dict[str, TunedChoice] = {}
+        # Of what a verdict depends on besides the scales and the choice.
+        self.key = {
+            **subject.key,
+            "judged": samples.describe(),
+            "goal": plain(goal.limits),  # a metric's verdicts aren't kept
+            "kinds": kinds,
+            "spec": subject.spec.describe(),
+            "generation": [subject.generation.family, subject.generation.version],
+        }
 
     def __call__(self, table: Table, left_out: Sequence[str] = ()) -> TunedChoice:
-        """Return how a choice does."""
+        """Return how a choice does, by the graph that the builder would be given."""
 
         def run() -> TunedChoice:
-            return self.evaluator(self.subject.lowered(left_out, table))
+            subject, choice = self.subject, replace(table, left_out=dict.fromkeys(left_out, "tuned"))
+            return self.evaluator(lower(subject.folded.proto, subject.spec, subject.generation, choice).proto)
 
         name = sha256_json([table.digest, *left_out])
         if name not in self.known:
@@ -215,87 +288,51 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     Args:
         measure: gives times of layers, None where there are none.
     """
-    start, reporter = time.monotonic(), request.reporter
-    scales = _given_scales(request)
-    subject = _subject(request, scales)
-    key = _key(request, subject, scales)
-    judge = _judge(request, goal, subject, key)
-    table = _first_scales(request, subject, scales)
+    start, subject = time.monotonic(), _Subject(request)
+    judge, table = _Judge(subject, goal), subject.first_scales()
     check_scales(subject.points(to_ir(subject.original), subject.always_out(table)), table.amax)
     before, noise = judge(table), NoiseByPlace({}, {})
     if before.missed:
-        table, noise = _repaired(request, subject, key, table)
+        table, noise = subject.repaired(table)
 
-    choose = partial(_chosen, start, judge, before, noise, measure, reporter)
+    def choose(table: Table) -> Tuning:
+        """Return the best choice with these scales; AccuracyLost where there is none."""
+        proto = smoothed(subject.original, table.smoothed)
+        work, graph, always_out = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), subject.always_out(table)
+        choices = Choices(
+            evaluate=partial(judge, table),
+            points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
+            operators={node.name: node.op_type for node in proto.graph.node},
+            noise=noise,
+            work=work,
+            measured=measure(table, work),
+            overrides=subject.spec.overrides,
+            reporter=request.reporter,
+        )
+        left_out = choices.chosen()
+        return Tuning(
+            table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
+            samples=judge.evaluator.samples,
+            before=replace(before, share=choices.share(choices.all_quantized.quantized)),
+            whole=choices.judged(()),
+            chosen=choices.judged(left_out),
+            front=choices.pareto_front(),
+            tried=len(judge.known),
+            cost="the share of the arithmetic" if choices.measured is None else choices.measured.described,
+            seconds=time.monotonic() - start,
+            timed=choices.measured is not None,
+        )
+
     tunings = [choose(table)]
-    if subject.gates and tunings[0].timed:
-        if subject.measures_more(table):
-            with contextlib.suppress(AccuracyLost):  # then it stays in floating point
-                tunings.append(choose(replace(table, gates=subject.gates)))
-        else:
-            reporter.note(
-                "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
-                "`all_tensors=True`, too"
-            )
+    if subject.gates and tunings[0].timed and subject.measures_more(table):
+        with contextlib.suppress(AccuracyLost):  # then it stays in floating point
+            tunings.append(choose(replace(table, gates=subject.gates)))
+    elif subject.gates and tunings[0].timed:
+        request.reporter.note(
+            "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
+            "`all_tensors=True`, too"
+        )
     return tunings
-
-
-def _chosen(
-    start: float,
-    judge: _Judge,
-    before: TunedChoice,
-    noise: NoiseByPlace,
-    measure: Callable[[Table, Work], Measured | None],
-    reporter: Reporter,
-    table: Table,
-) -> Tuning:
-    """Return the best choice with these scales, of which `noise` is known where they were repaired; AccuracyLost where there
-    is none."""
-    subject, proto = judge.subject, smoothed(judge.subject.original, table.smoothed)
-    work, graph, always_out = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), subject.always_out(table)
-    choices = Choices(
-        evaluate=partial(judge, table),
-        points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
-        operators={node.name: node.op_type for node in proto.graph.node},
-        noise=noise,
-        work=work,
-        measured=measure(table, work),
-        overrides=subject.spec.overrides,
-        reporter=reporter,
-    )
-    left_out = choices.chosen()
-    return Tuning(
-        table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
-        samples=judge.evaluator.samples,
-        before=replace(before, share=choices.share(choices.all_quantized.quantized)),
-        whole=choices.judged(()),
-        chosen=choices.judged(left_out),
-        front=choices.pareto_front(),
-        tried=len(judge.known),
-        cost="the share of the arithmetic" if choices.measured is None else choices.measured.described,
-        seconds=time.monotonic() - start,
-        timed=choices.measured is not None,
-    )
-
-
-def _judge(request: BuildRequest, goal: Goal, subject: _TunedModel, key: Mapping[str, Any]) -> _Judge:
-    """Return what judges choices, on the request's samples, and say what makes that doubtful."""
-    model = subject.model
-    samples = real_samples(model, request, SAMPLES if goal.metric is None else None)
-    kinds = kinds_of(model, request)
-    evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
-    no_share = "" if request.min_agreement is None else without_share(kinds.values())
-    for doubt in filter(None, (too_few(evaluator.samples), no_share)):
-        request.reporter.warn(doubt)
-    judged_by = {
-        **key,
-        "judged": samples.describe(),
-        "goal": plain(goal.limits),  # a metric's verdicts aren't kept
-        "kinds": kinds,
-        "spec": subject.spec.describe(),
-        "generation": [subject.generation.family, subject.generation.version],
-    }
-    return _Judge(evaluator, subject, judged_by)
 
 
 def check_tunable(request: BuildRequest) -> None:
@@ -312,64 +349,6 @@ def check_tunable(request: BuildRequest) -> None:
         raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
 
 
-def _subject(request: BuildRequest, scales: Table | None) -> _TunedModel:
-    """Return the model of the request, refused before long work where it can't be built, or layers can't be chosen for it."""
-    model = load_model(request.model)
-    refuse_quantized(model)
-    prepared_by = request.preprocess
-    if prepared_by is None and scales is not None and (request.images is not None or request.embed_preprocess):
-        prepared_by = scales.preprocess
-    # The build says what there is to say.
-    plan = plan_build(replace(request, calib=None, preprocess=prepared_by, reporter=SILENT))
-    if not any(item.floating for item in model.outputs):
-        types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
-        cut = ending_before(model.proto, ("ArgMax", "ArgMin", "TopK"), model.path)
-        raise UsageError(
-            f"no output is floating ({types}), so nothing says which layers lose: give the model that ends with the scores"
-            + f" ({cut})" * bool(cut)
-        )
-    samples = (batch for those in (request,) for batch in real_samples(model, those))  # read where folding needs them
-    folded = proven(model, samples=samples, reporter=request.reporter)
-    check_overrides(plan.spec.overrides, folded.proto.graph.node)
-    shapes = opt_shapes(model.inputs, plan.spec.profiles)
-    return _TunedModel(model, folded, plan.spec, plan.generation, preparation(model, request), shapes)
-
-
-def _given_scales(request: BuildRequest) -> Table | None:
-    """The table that `calib` names."""
-    scales = request.calib
-    if is_cache(scales):
-        raise UsageError(
-            f"`calib='{scales}'` is a TensorRT cache, and a search begins with a table: trtopt calibrate MODEL.onnx "
-            f"--import-cache {scales} -o T.calib.json, then `calib='T.calib.json'`"
-        )
-    return None if scales is None else Table.load(scales)
-
-
-def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> Table:
-    """Return those that the search begins with: of every layer, whatever an earlier search left out."""
-    if scales is None:
-        return _calibrated(request, subject).table
-    more, method = subject.measures_more(scales), request.method
-    ready = prepared.prepare(subject.model, subject.spec.overrides, all_tensors=more)
-    table = ready.chosen_again(scales, None if method == "auto" else method)
-    return replace(table, left_out={}, gates=(), beside=False)
-
-
-def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> dict[str, Any]:
-    """Collect what decides which repairs are found."""
-    return {
-        "trtopt": MAKER,
-        "onnxruntime": ort_version(PURPOSE),
-        "model": subject.folded.fingerprint,
-        "table": None if scales is None else scales.digest,
-        "method": request.method,
-        "overrides": list(request.precision_override),
-        "data": real_samples(subject.model, request, None).describe(),
-        "preprocess": None if subject.preprocess is None else subject.preprocess.describe(),
-    }
-
-
 def _kept_file(key: Any, what: str) -> Path:
     """Return where a later call of this key finds what this one measured; OutputError where that can't be kept."""
     return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
@@ -384,37 +363,3 @@ def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -
         with contextlib.suppress(OutputError):
             write_json(_kept_file(key, what), plain(found))
     return found
-
-
-def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None = None) -> CalibrateResult:
-    """The scales, measured on all of the images or data; or a table with repairs by these."""
-    return calibrated_for(
-        request,
-        subject.model,
-        preprocess=subject.preprocess,
-        calib=table,
-        method=table.method if table is not None and table.method in METHODS else request.method,
-        all_tensors=subject.measures_more(table),
-        repair=table is not None,
-    )
-
-
-def _repaired(
-    request: BuildRequest, subject: _TunedModel, key: Mapping[str, Any], scales: Table
-) -> tuple[Table, NoiseByPlace]:
-    """The table with repairs, and the noise that is left at each place; as an earlier call kept them."""
-    try:
-        path = _kept_file(key, "calib.json")
-        if path.is_file():
-            noise, table = converted(read_json(path.with_suffix(".noise")), NoiseByPlace), Table.load(path)
-            request.reporter.note("the same model was repaired on the same samples before: that is used")
-            return table, noise
-    except (TrtoptError, Damaged) as error:
-        request.reporter.note(f"what an earlier search kept can't be used: {error}")
-    result = _calibrated(request, subject, scales)
-    assert result.repairs is not None
-    with contextlib.suppress(OutputError):
-        path = _kept_file(key, "calib.json")
-        write_json(path.with_suffix(".noise"), plain(result.repairs.noise))
-        result.table.save(path)
-    return result.table, result.repairs.noise
