@@ -136,8 +136,7 @@ class Agreement:
         if (scores := self.metric) is not None:
             lines.append(f"{scores.name}: {scores.reference:.6g} → {scores.candidate:.6g}")
             asked += [] if scores.least is None else [f"{scores.name} at least {scores.least:g}"]
-        what = "outside the limit" if asked else "outside any limit"
-        lines += [f"{what}: {text}" for text in self.missed]
+        lines += [f"outside {'the' if asked else 'any'} limit: {text}" for text in self.missed]
         if asked and not self.missed:
             lines.append(f"within the limits: {'; '.join(asked)}")
         if any(item.nonfinite for item in self.outputs):
@@ -211,10 +210,10 @@ class _Comparison:
                 raise UsageError(f"output {name!r}: shape {old.shape} in the reference, {new.shape} in the candidate")
             fitting = [mask for mask in masks if mask.shape == old.shape[:2]]
             self.sums[name].add(old, new, samples, fitting[-1] if fitting else None)  # a decoder's comes last
-        class_outputs = [name for name, sums in self.sums.items() if sums.kind is Kind.CLASSES]
-        class_outputs = [name for name in class_outputs if rows_of(outputs[name][0]).shape[:2] == (samples, 1)]
-        if labels is not None and class_outputs:
-            hits = np.array([_hits(class_outputs[0], array, labels) for array in outputs[class_outputs[0]]])
+        classes = [name for name, sums in self.sums.items() if sums.kind is Kind.CLASSES]
+        first = next((name for name in classes if rows_of(outputs[name][0]).shape[:2] == (samples, 1)), None)
+        if labels is not None and first is not None:
+            hits = np.array([_hits(first, array, labels) for array in outputs[first]])
             self.hits = hits if self.hits is None else self.hits + hits
         self.samples += samples
 
@@ -241,8 +240,8 @@ class _Comparison:
 def _hits(name: str, array: NDArray[Any], labels: NDArray[Any]) -> tuple[int, int]:
     """Count how often the label is the best class, and one of the five best."""
     scores = array.astype(np.float64).reshape(len(array), -1)
-    if labels.min() < 0 or labels.max() >= scores.shape[1]:
-        low, high, last = int(labels.min()), int(labels.max()), scores.shape[1] - 1
+    low, high, last = int(labels.min()), int(labels.max()), scores.shape[1] - 1
+    if low < 0 or high > last:
         numbered = f"label{f's {low} to' * (low != high)} {high}: output {name!r} has classes 0 to {last}"
         raise UsageError(numbered + "; where labels begin at 1, give each less 1" * (high == last + 1 > 1))
     best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")[:, :5]

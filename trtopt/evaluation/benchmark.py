@@ -183,8 +183,7 @@ def bench(request: BenchRequest) -> BenchReport:
         baselines = [stack.enter_context(contextlib.closing(baseline)) for baseline in opened]
         for arrays in inputs.values():
             session.run(arrays)  # a shape that doesn't fit is refused before anything is measured
-        rows: list[BenchRow] = []
-        load_clocks: list[Clocks] = []
+        rows, load_clocks = list[BenchRow](), list[Clocks]()
         for size, arrays in inputs.items():
             with reporter.phase(f"measuring batch {size}"):
                 rows += _measure(session, baselines, size, arrays, request)
@@ -205,8 +204,7 @@ def _tuned(session: Session) -> tuple[int, ...]:
     info = next((item for item in session.inputs if item.shape), None)
     if info is None or (axis := info.batch_axis) is None:
         return (1,)
-    tuned = [tuned_infos([info], profile)[0] for profile in session.profiles or ({},)]
-    return tuple(sorted({item.sizes[axis] for item in tuned}))
+    return tuple(sorted({tuned_infos([info], each)[0].sizes[axis] for each in session.profiles or ({},)}))
 
 
 def inputs_by_size(session: Session, batch: Sequence[int]) -> dict[int, dict[str, NDArray[Any]]]:
@@ -268,8 +266,7 @@ def _measure(
     measurements = {name: lambda way=way: timed(way)[0] for name, way in ways.items()}
     in_turns(measurements, request.warmup, rounds=1, seconds=_WARM_SECONDS)
     times = in_turns(measurements, iterations, rounds=_ROUNDS, seconds=_SECONDS)
-    ours = times[_OURS]
-    rate = _throughput(lambda: session.run(inputs), size, streams, iterations)
+    ours, rate = times[_OURS], _throughput(ways[_OURS], size, streams, iterations)
     spread = Spread.of(ours)
     rows[_OURS] = BenchRow(_OURS, size, timing.gpu, timing.host, spread, len(ours), rate, streams, note=timing.note)
     for name, baseline in ((item.name, item) for item in baselines if item.name in ways):

@@ -63,16 +63,11 @@ def verify(request: VerifyRequest) -> Agreement:
         raise UsageError("batches are given, and `images=` or `data=` besides: choose one")
     labels = labels_of(request.labels)
     metric = None if request.metric is None else Metric(request.metric, labels)
-    sides = _sides(request)
-    agreement, (*_, engine) = _compared(request, sides, labels, metric), sides
+    *_, engine = sides = _sides(request)
+    agreement = replace(_compared(request, sides, labels, metric), limits=limits)
     if request.min_agreement is not None and (warning := without_share(item.kind for item in agreement.outputs)):
         request.reporter.warn(warning)
-    return replace(
-        agreement,
-        limits=limits,
-        engine="" if engine is None else str(engine),
-        engine_sha256="" if engine is None else sha256_file(engine),
-    )
+    return agreement if engine is None else replace(agreement, engine=str(engine), engine_sha256=sha256_file(engine))
 
 
 # The two sides -------------------------------------------------------------------------------------------------------------
@@ -105,8 +100,7 @@ def _sides(request: VerifyRequest) -> _Sides:
 
 def engine_file(candidate: Any) -> Path | None:
     """The candidate's path, where it is a TensorRT engine."""
-    path = Path(candidate) if isinstance(candidate, (str, os.PathLike)) else None
-    if path is None or not path.is_file():
+    if not isinstance(candidate, (str, os.PathLike)) or not (path := Path(candidate)).is_file():
         return None
     with opened_regular(path) as file:
         return path if plan_header(file.read(64)) is not None else None
@@ -158,8 +152,8 @@ def _compared(
             refuse_damaged(model.proto, "the reference")
             raise
     if metric is not None:
-        old, new = (metric(results, before) for results in (before, after))
-        found = replace(found, metric=Scores(metric.name, old, new, request.min))
+        scores = Scores(metric.name, metric(before, before), metric(after, before), request.min)
+        found = replace(found, metric=scores)
     layers = layers_beside(sides, list(rebatched(first, LAYER_SAMPLES)), request.reporter) if request.per_layer else ()
     return replace(found, ran=place, layers=layers)
 
