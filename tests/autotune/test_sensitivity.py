@@ -182,6 +182,22 @@ def test_outputs_without_a_measure_are_left_out(crops: Any) -> None:
         trtopt.sensitivity(proto, data={"x": crops}, samples=4)
 
 
+def test_an_output_whose_shape_follows_its_values_has_no_measure() -> None:
+    text = """(float[n,16] x) => (float[n,16] y, float[k] picked) {
+        [first] h = MatMul (x, w1) [relu] r = Relu (h) [second] y = MatMul (r, w2)
+        [line] l = Reshape (y, whole) [over] o = Greater (l, zero) [pick] picked = Compress (l, o)
+    }"""
+    more = {"whole": np.array([-1]), "zero": np.array(0, np.float32)}
+    proto, data = written(text, w1=values(16, 32), w2=values(32, 16, seed=1), **more), {"x": values(40, 16, seed=2)}
+    found = trtopt.sensitivity(proto, data=data)
+    assert found.measured.keys() == found.predicted.keys() == {"y"}
+    assert found.left_out == {"picked": "its shape depends on the values"}
+    del proto.graph.output[0]
+    for measured in (trtopt.sensitivity, lambda model, data: trtopt.calibrate(model, data=data, repair=True)):
+        with pytest.raises(ModelError, match="no measure at any output: picked: its shape depends on the values"):
+            measured(proto, data=data)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [

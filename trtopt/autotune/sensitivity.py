@@ -17,7 +17,6 @@ from trtopt.calibration.noise import Measured, NoiseLedger, snr_db
 from trtopt.calibration.prepared import prepare
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
-from trtopt.core.errors import ModelError
 from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.values import Override, Precision
@@ -152,7 +151,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     Raises:
         UsageError, DataError: arguments or data that can't be right.
         CalibrationError: as `calibrate`; or the table is of another model.
-        ModelError: the model can't be run in parts, or none of its outputs is floating.
+        ModelError: the model can't be run in parts, or none of its outputs is floating and of the same shape each time.
         MissingDependency: ONNX Runtime isn't installed.
     """
     reporter = request.reporter
@@ -194,12 +193,6 @@ def _result(
     if any(weight.node not in counts for weight in points.weights):
         counts = {}
     total = sum(counts.values()) or 1
-    left_out = ledger.left_out
-    whole_noise = {name: value for name, value in whole_noise.items() if name not in left_out}
-    if not whole_noise:
-        raise ModelError(
-            "noise has no measure at any output: " + "; ".join(f"{key} {why}" for key, why in left_out.items())
-        )
     output = max(whole_noise, key=lambda name: whole_noise[name])
     readers = {name: tuple(dict.fromkeys(node for node, _ in slots)) for name, slots in points.reads.items()}
     sizes = {tensor.name: tensor_size(tensor) for tensor in ledger.proto.graph.initializer}
@@ -208,14 +201,14 @@ def _result(
         kind, name = ("activation", place) if isinstance(place, str) else ("weight", place.name)
         nodes = readers[place] if isinstance(place, str) else (place.node,)
         share = sum(counts.get(node, 0) for node in nodes) / total
-        measurable = {item: value for item, value in noise_here.items() if item not in left_out}
+        measurable = {item: noise_here[item] for item in whole_noise}
         scale = _judged(noise_here[output], {factor: other[output] for factor, other in others.items()})
         nbytes = sizes.get(name, 0) if kind == "weight" else 0
         sources.append(NoiseSource(kind, name, nodes, measurable, share, nbytes, scale))
     sources.sort(key=lambda source: -source.noise[output])
     predicted = {name: sum(source.noise[name] for source in sources) for name in whole_noise}
     count = sum(sample.of.real for sample in ledger.samples)
-    return Sensitivity(model, count, output, tuple(sources), predicted, whole_noise, dict(left_out))
+    return Sensitivity(model, count, output, tuple(sources), predicted, whole_noise, dict(ledger.left_out))
 
 
 def _judged(noise: float, others: Mapping[float, float]) -> str:

@@ -154,7 +154,8 @@ class Parts:
         """Noise power of what `outputs` gives, over these samples (None: all), as a share of the signal's: floating point's or,
         `given`, the unfolded model's.
 
-        Infinite where values aren't finite that are so in floating point; what isn't finite there doesn't count.
+        Infinite where values aren't finite that are so in floating point; what isn't finite there doesn't count. ModelError
+        where no output is left that has such a measure.
         """
         names = [name for name in self.outputs if name not in self.left_out]
 
@@ -165,7 +166,11 @@ class Parts:
         sums = np.nan_to_num(np.sum(self.each(each, samples), axis=0), nan=np.inf, posinf=np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.where(sums[:, 0] > 0, sums[:, 1] / sums[:, 0], np.where(sums[:, 1] > 0, np.inf, 0.0))
-        return dict(zip(names, map(float, shares)))
+        noise = {name: float(share) for name, share in zip(names, shares) if name not in self.left_out}
+        if not noise:
+            why = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
+            raise ModelError(f"noise has no measure at any output: {why}")
+        return noise
 
     def _powers(self, name: str, sample: Sample, expected: NDArray[Any], actual: NDArray[Any]) -> NDArray[np.float64]:
         """Return the signal's power and the noise's."""

@@ -181,7 +181,7 @@ class Repairer:
         if max(chosen.values()) >= max(nearest.values()):
             repairs = {}
         after = ledger.of_whole(ledger.quantized(repairs), judge)
-        output = max(before, key=lambda name: before[name])
+        output = max(after, key=lambda name: before[name])
         if max(after.values()) > WORSE * max(before.values()):
             repairs, after = {}, before
         return Repairs(
