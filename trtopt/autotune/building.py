@@ -168,12 +168,11 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     """Choose what stays out of INT8, then build. On a GPU by its layers' times, and FP16 instead where that is as fast."""
     check_tunable(request)
     plain = replace(without(request, *GOAL), save_calib=None)
-    not_measured, gpu = "`compare=False` was given", None
-    if request.compare:
-        try:
-            gpu = gpu_for(request)
-        except TrtoptError as error:
-            not_measured = str(error)
+    gpu, not_measured = None, ""
+    try:
+        gpu = gpu_for(request)
+    except TrtoptError as error:
+        not_measured = str(error)
     engines = None if gpu is None else Engines(plain, gpu)
     with folder_beside(request.output) as folder:
         if engines is not None:
@@ -202,8 +201,6 @@ def _asked_for(request: BuildRequest) -> BuildResult:
     result = engine.construct(request)
     if not quantized.quantized:
         return result
-    if not request.compare:
-        return replace(result, not_measured="`compare=False` was given")
     try:
         gpu = gpu_for(request)
     except TrtoptError as error:
@@ -276,8 +273,15 @@ class _Selection:
             reporter.warn(self.doubt)
         with folder_beside(self.output) as self.engines.folder:
             results, comparison = self.judged()
-            best = results[comparison.kept]
-            self.install(best, results.get(self.engines.quantized), comparison)
+            best, quantized = results[comparison.kept], results.get(self.engines.quantized)
+            manifest, cache = load_manifest(best.engine), self.request.save_cache
+            assert manifest is not None  # the builder has just written it
+            manifest = replace(manifest, comparison=comparison.describe())
+            graph = load_model(str(best.onnx)).proto if self.request.save_onnx else None
+            with engine.writing_engine(self.request, manifest, graph) as plan:
+                os.replace(best.engine, plan)
+                if cache and quantized is not None:
+                    write_bytes(cache, whole(quantized.engine.with_name(NATIVE_CACHE)))
         reporter.note(comparison.why)
         return self.kept(replace(best, seconds=time.monotonic() - started), comparison)
 
@@ -308,17 +312,6 @@ class _Selection:
         runner = OnnxRunner(model, optimize=False, gpu=True)
         device = "GPU" if runner.on_gpu else "CPU"
         return by_samples(runner, model), f"the FP32 model in ONNX Runtime {self.ort} on the {device}"
-
-    def install(self, best: BuildResult, quantized: BuildResult | None, comparison: Comparison) -> None:
-        """Move the engine that is kept to the output: plan and manifest, and what else is to be kept."""
-        manifest = load_manifest(best.engine)
-        assert manifest is not None  # the builder has just written it
-        manifest, cache = replace(manifest, comparison=comparison.describe()), self.request.save_cache
-        graph = load_model(str(best.onnx)).proto if self.request.save_onnx else None
-        with engine.writing_engine(self.request, manifest, graph) as plan:
-            os.replace(best.engine, plan)
-            if cache and quantized is not None:
-                write_bytes(cache, whole(quantized.engine.with_name(NATIVE_CACHE)))
 
     def kept(self, result: BuildResult, comparison: Comparison) -> BuildResult:
         """Return what is told of the engine that is kept."""

@@ -40,7 +40,10 @@ CALIBRATION = ("int8", "fp8", "images", "data", "calib", "method", "limit", "bat
 
 
 def gpu_for(request: BuildRequest) -> DeviceInfo:
-    """Return the GPU to measure engines on; raise where there is none, or no two engines of the model can be run."""
+    """Return the GPU to measure engines on; raise where there is none, no two engines of the model can be run, or none are to
+    be compared."""
+    if not request.compare:
+        raise UsageError("`compare=False` was given")
     generation, spec = select(request.backend), spec_of(request)
     gpu, targets = generation.device(spec), generation.targets(spec)
     if gpu is None:
@@ -109,20 +112,16 @@ class Engines:
         if precision is self.quantized and isinstance(request.calib, Table):
             name += f" {request.calib.digest}"
         if name not in self.built:
-            asked = asked_of_builder(request, precision, self._preprocess(), within=self.within)
+            # Floating engines' inputs are prepared as the table says that a quantized one's are.
+            known = next(filter(None, (load_manifest(item.engine) for item in self.built.values())), None)
+            preprocess = request.preprocess if known is None else known.model_preprocess
+            asked = asked_of_builder(request, precision, preprocess, within=self.within)
             own = self.folder / f"engine-{len(list(self.folder.iterdir()))}"
             own.mkdir(parents=True)
             graph, cache = request.save_onnx and own / "graph.onnx", asked.save_cache and own / NATIVE_CACHE
             output = own / Path(request.output).name
             self.built[name] = engine.construct(replace(asked, output=output, save_onnx=graph, save_cache=cache))
         return self.built[name]
-
-    def _preprocess(self) -> Any:
-        """Return how floating engines' inputs are prepared: as the table says that a quantized one's are."""
-        for result in self.built.values():
-            if (manifest := load_manifest(result.engine)) is not None:
-                return manifest.model_preprocess
-        return self.request.preprocess
 
     def times(self, table: Table, work: Work) -> Measured | None:
         """Time the layers in an engine with this table and in a floating one, unless an earlier call did."""

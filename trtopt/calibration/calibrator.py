@@ -276,8 +276,10 @@ class _Calibration:
         try:
             if request.cache and store.is_file():
                 # Chosen again even for the same method: its rules may have changed since.
-                table, same = Table.load(store).with_method(request.method), "the same model was calibrated on the same"
-                reporter.note(f"{same} {table.samples} samples before: that pass is used")
+                table = Table.load(store).with_method(request.method)
+                reporter.note(
+                    f"the same model was calibrated on the same {table.samples} samples before: that pass is used"
+                )
                 return replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped))), True
         except (TrtoptError, OSError) as error:  # OSError: a folder that is closed to this user
             reporter.note(f"the kept pass can't be used, so the data is read again: {error}")
