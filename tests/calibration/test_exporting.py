@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from graphs import values, written
 
 from trtopt.calibration.calibrator import CalibrateResult, calibrate
 from trtopt.calibration.prepared import floating
@@ -65,3 +66,13 @@ def test_names_that_folding_removed_are_written_too_and_what_is_unknown_is_said(
     assert len(lacking) <= 2  # the text mask of photos without text
     few = calibrate(model, import_cache=tmp_path / "c", export_cache=tmp_path / "d").exported
     assert few is not None and lacking <= set(few.lacking)
+
+
+def test_what_is_not_finite_is_left_to_floating_point(tmp_path: Path) -> None:
+    text = """(float[n,16,8,8] x) => (float[n,16,8,8] y) {
+        [first] h = Conv (x, w) [relu] r = Relu (h) [log] l = Log (r) [exp] e = Exp (l) [last] y = Conv (e, w)
+    }"""
+    model, data = written(text, w=values(16, 16, 1, 1)), {"x": values(40, 16, 8, 8)}
+    exported = calibrate(model, data=data, cache=False, export_cache=tmp_path / "c").exported
+    assert exported is not None and exported.lacking == ("l",)  # -inf where the Relu gives 0
+    assert set(read_cache(tmp_path / "c").amax) == {"x", "h", "r", "e", "y"}

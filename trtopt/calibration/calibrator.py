@@ -244,8 +244,8 @@ class _Calibration:
         names, scales = floating(graph), propagate(graph, table.amax, table.groups)
         rest = [name for name in names if name not in scales]
         if batches is not None and rest:
-            threads = self.request.threads
-            seen = observe(prepared.proto, rest, batches, threads=threads, shard=True, reporter=reporter)
+            options: Any = {"threads": self.request.threads, "shard": True, "reporter": reporter}
+            seen = observe(prepared.proto, (), batches, beside=rest, **options)  # without those that aren't finite
             counted = {name: item for name, item in seen.histograms.items() if item.absmax > 0}  # zeros give no scale
             scales |= {name: choose(item, table.method).amax for name, item in counted.items()}
         entries = {name: scales[name] for name in names if name in scales}
