@@ -143,6 +143,7 @@ def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
         (edited(lambda content: content.update(groups=[["image", "other"]])), "a group with 'other'"),
         (edited(lambda content: content.update(groups=[[]])), "a group without tensors"),
         (edited(lambda content: content["model"].pop("fingerprint")), "the table.model lacks 'fingerprint'"),
+        (edited(lambda content: content.update(quality={"different": 3})), "the table.quality lacks 'samples'"),
         (
             edited(lambda content: content.update(preprocess={"resize": "zoom"})),
             "the table.preprocess: preprocessing: resize",

@@ -157,11 +157,11 @@ def data_notes(table: Table) -> tuple[str, ...]:
         some = "; ".join(f"{item['name']}: {item['reason']}" for item in table.skipped[:3])
         more = "; …" if len(table.skipped) > 3 else ""
         notes.append(f"{len(table.skipped)} files can't be used and were left out ({some}{more})")
-    quality = table.quality or {}
-    if copies := quality.get("samples", 0) - quality.get("different", 0):
-        notes.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
-    if warning := quality.get("preprocessing", {}).get("warning"):
-        notes.append(warning)
+    if (quality := table.quality) is not None:
+        if copies := quality["samples"] - quality["different"]:
+            notes.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
+        if warning := quality["preprocessing"].get("warning"):
+            notes.append(warning)
     return tuple(notes)
 
 

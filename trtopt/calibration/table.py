@@ -347,7 +347,7 @@ class _Factors(TypedDict):
     factors: AnyText
 
 
-class _Quality(TypedDict, total=False):
+class _Quality(TypedDict):
     """Counts of samples, with what `quality.check_preprocessing` gives."""
 
     samples: Count
