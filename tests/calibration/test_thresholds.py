@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.thresholds import (
     AUTO_TIE,
+    CANDIDATES,
     ENTROPY_BINS,
     FINDERS,
     LEVELS,
@@ -175,7 +176,7 @@ def test_percentile_keeps_its_share(real: dict[str, NDArray[np.float32]]) -> Non
 
 
 def test_auto_takes_one_of_four_and_each_method_has_a_name() -> None:
-    assert [*FINDERS] == ["minmax", "percentile", "mse", "entropy"]  # another order would change what everybody gets
+    assert CANDIDATES == ("minmax", "percentile", "mse", "entropy")  # another would change what everybody gets
     assert {"auto", *FINDERS} == {*METHODS}
 
 

@@ -148,7 +148,6 @@ class AccuracyEvaluator:
         return largest
 
     def _results(self, proto: ModelProto) -> list[Arrays]:
-        """Return what a model gives in each run."""
         proto = widen(proto)  # FP16's rounding and limits are part of the result
         session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
 

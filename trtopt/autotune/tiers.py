@@ -227,7 +227,6 @@ def _quantized(own: Mapping[str, Any]) -> bool:
 
 
 def _given(request: TiersRequest, names: Sequence[str]) -> dict[str, Any]:
-    """Return those of some options that were given."""
     values = [(item.name, getattr(request, item.name), item.default) for item in fields(request)]
     return {name: value for name, value, default in values if name in names and value is not default}
 
@@ -245,7 +244,6 @@ def _calibrated(request: TiersRequest, folder: Path) -> Path:
 
 
 def _tier(request: TiersRequest, name: str, own: Mapping[str, Any], folder: Path, calib: Path | None) -> Tier:
-    """Build, judge and time one tier."""
     engine, reporter = folder / f"{name}.engine", Prefixed(request.reporter, name)
     judged_by = _given(request, _JUDGED_BY)
     tuned, given = bool(own.keys() & {"min_snr", "min_agreement"}), {**own, **_given(request, _EVERYWHERE)}

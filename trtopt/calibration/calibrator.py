@@ -195,7 +195,6 @@ class _Calibration:
         return prepared, table
 
     def chosen_again(self, calib: str | os.PathLike[str] | Table) -> tuple[Prepared, Table]:
-        """Choose thresholds anew from what an earlier call counted."""
         if not self.request.repair:  # which needs samples
             self._refuse_measuring("`calib=`")
         if is_cache(calib):

@@ -56,7 +56,6 @@ def count(flat: NDArray[np.float32], exponent: int, counts: Counts) -> tuple[flo
 
 
 def count_in_numpy(flat: NDArray[np.float32], exponent: int, counts: Counts) -> tuple[float, float, int]:
-    """`count` in NumPy."""
     low, high = float(flat.min()), float(flat.max())  # NaN if any value is
     if not (math.isfinite(low) and math.isfinite(high)):
         return low, high, exponent

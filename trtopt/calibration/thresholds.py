@@ -51,7 +51,7 @@ def choose(histogram: Histogram, method: str) -> TableEntry:
         raise CalibrationError("only zeros were seen, which give no scale")
     if method != "auto":
         return TableEntry(FINDERS[method](histogram), method)
-    candidates = [TableEntry(find(histogram), name) for name, find in FINDERS.items()]
+    candidates = [TableEntry(FINDERS[name](histogram), name) for name in CANDIDATES]
     errors = quantization_error(histogram, np.array([item.amax for item in candidates]))
     good = [item for item, error in zip(candidates, errors) if error <= errors.min() * (1 + AUTO_TIE)]
     return max(good, key=lambda item: min(item.amax, histogram.absmax))  # the first of those that don't clip: minmax
@@ -154,7 +154,7 @@ def divergences(counts: Floats) -> Floats:
 
 @functools.lru_cache(maxsize=2)
 def _levels(size: int) -> NDArray[np.int64]:
-    """Return the bins of each level, one row for every number of kept bins.
+    """Return the bins of each level, one row for every number of kept bins: bin j is in level ⌊128 j / i⌋.
 
     A level of w bins from bin s on is (w - 1) * size + s: there are far fewer of them than levels in all rows, which take
     their logarithms from each other.
@@ -188,7 +188,8 @@ def _mean_error(edges: Floats, mass: Floats, amax: Floats) -> Floats:
     return np.asarray(np.diff(integral, axis=1) @ (mass / np.diff(edges)) / mass.sum())
 
 
-FINDERS: dict[str, Callable[[Histogram], float]] = {  # of "auto", too; of equals that clip as little it takes the first
+CANDIDATES = ("minmax", "percentile", "mse", "entropy")  # of "auto"; of equals that clip as little it takes the first
+FINDERS: dict[str, Callable[[Histogram], float]] = {
     "minmax": lambda histogram: histogram.absmax,
     "percentile": percentile,
     "mse": mse,

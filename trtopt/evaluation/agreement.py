@@ -183,8 +183,6 @@ def unpadded(batch: Arrays) -> list[NDArray[np.bool_]]:
 
 
 class _Comparison:
-    """Adds batches up."""
-
     def __init__(self, labels: Sequence[int] | None, kinds: Mapping[str, Kind]) -> None:
         self.labels, self.kinds = labels, kinds
         self.samples = 0

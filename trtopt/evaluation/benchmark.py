@@ -199,21 +199,16 @@ def bench(request: BenchRequest) -> BenchReport:
 # Inputs ----------------------------------------------------------------------------------------------------------------
 
 
-def _tuned(session: Session) -> tuple[int, ...]:
-    """Return the batch sizes that the profiles are tuned for."""
-    info = next((item for item in session.inputs if item.shape), None)
-    if info is None or (axis := info.batch_axis) is None:
-        return (1,)
-    return tuple(sorted({tuned_infos([info], each)[0].sizes[axis] for each in session.profiles or ({},)}))
-
-
 def inputs_by_size(session: Session, batch: Sequence[int]) -> dict[int, dict[str, NDArray[Any]]]:
     """Return made-up inputs for each of these batch sizes; by default for those that the profiles are tuned for."""
-    sizes = tuple(batch) or _tuned(session)
+    sizes = list(batch) or [1]
+    first = next((info for info in session.inputs if info.shape), None)
+    if not batch and first is not None and (axis := first.batch_axis) is not None:
+        sizes = sorted({tuned_infos([first], each)[0].sizes[axis] for each in session.profiles or ({},)})
     whole_input = next((info for info in session.inputs if info.shape and info.batch_axis is None), None)
-    if whole_input is not None and sizes != (1,):
+    if whole_input is not None and sizes != [1]:
         raise UsageError(
-            f"`batch={list(sizes)}`: input {whole_input.name!r} {whole_input.dims} has no batch; 1 is all it takes"
+            f"`batch={sizes}`: input {whole_input.name!r} {whole_input.dims} has no batch; 1 is all it takes"
         )
     return {size: synthetic_inputs(tuned_infos(session.inputs, _holding(session, size), size), {}) for size in sizes}
 

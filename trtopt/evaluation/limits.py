@@ -22,8 +22,7 @@ MIN_OVERLAP = 0.5
 
 
 def _no_share(value: str | float) -> UsageError:
-    text = value if isinstance(value, str) else f"{value:g}"
-    return UsageError(f"`min_agreement=` is {text}; a share from 0 to 1 is needed, such as 0.95 or '95%'")
+    return UsageError(f"`min_agreement=` is {value}; a share from 0 to 1 is needed, such as 0.95 or '95%'")
 
 
 def share_of(text: str) -> float:
