@@ -121,6 +121,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         CalibrationError: a tensor gives no scale (constant or not finite; it is named), the model already holds Q/DQ, or
             nothing in it can be quantized; or the imported cache lacks tensors (named).
         InvalidModel, DeviceError, OutputError: the model can't be read, there is no GPU, or the table can't be written.
+        ModelError: with `repair`, no output is floating and of the same shape each time.
     """
     return calibrated(request)
 
