@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,21 @@ from world import Heard, World, has
 
 import trtopt
 from trtopt.autotune.goal import AccuracyEvaluator, Goal, TunedChoice
+from trtopt.autotune.search import Choices
 from trtopt.builder.asked import spec_of
 from trtopt.builder.lowering import lower
 from trtopt.builder.request import BuildRequest
+from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.calibration.table import Table
 from trtopt.core.errors import AccuracyLost, UsageError
+from trtopt.core.progress import SILENT
 from trtopt.core.values import Precision
 from trtopt.data import open_data
 from trtopt.evaluation.limits import Limits
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind
 from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import Points
 from trtopt.ort.runner import OnnxRunner
 from trtopt.trt import select
 
@@ -356,6 +361,19 @@ def test_limits_out_of_reach_are_told_apart(crops: Any, tmp_path: Path) -> None:
     with pytest.raises(AccuracyLost, match=r"not even without INT8.*at least 90 is asked for"):
         _tuned(_net(), crops, tmp_path, min_snr=90)  # FP16 itself has less
     assert not (tmp_path / "m.engine").exists()
+
+
+def test_without_known_arithmetic_the_best_choice_is_told_all_the_same() -> None:
+    def evaluated(out: Sequence[str]) -> TunedChoice:
+        return TunedChoice(5.0, "", ("7 dB",)) if len(out) < 2 else TunedChoice(99.0, "", ())
+
+    def points(out: Sequence[str]) -> Points:
+        return Points({}, quantized=tuple(name for name in ("a", "b") if name not in out))
+
+    operators, unknown = {"a": "Conv", "b": "Conv"}, dict[str, int]()
+    choices = Choices(evaluated, points, operators, NoiseByPlace({}, {}), unknown, None, (), SILENT)
+    with pytest.raises(AccuracyLost, match=r"only without INT8 .*5\.0 dB with 0% of the arithmetic in INT8, 7 dB"):
+        choices.chosen()
 
 
 def test_what_it_says_is_what_verify_finds_in_the_saved_graph(crops: Any, tmp_path: Path) -> None:

@@ -155,7 +155,8 @@ class Choices:
                 f"not even {alone} do the results stay within the limits ({worst}): leaving layers out can't help: ask "
                 "for less, or build without INT8 and FP16"
             )
-        most = max((item for item in self.tried.values() if item.share), key=lambda choice: choice.snr_db)
+        quantized = (item for item in self.tried.values() if item.left_out < len(self.layers))
+        most = max(quantized, key=lambda choice: choice.snr_db)
         best = f"{most.snr_db:.1f} dB with {most.share:.0%} of the arithmetic in INT8, {'; '.join(most.missed)}"
         return AccuracyLost(
             f"only without INT8 do the results stay within the limits (the best choice tried: {best}): build with `fp16=True`, "
