@@ -270,7 +270,7 @@ def test_a_function_of_ones_own_judges_the_candidate(digits: Digits, tmp_path: P
     assert "outside the limit: " in missed.stdout and "at least 1 is asked for\n" in missed.stdout
     assert "within the limits" not in missed.stdout
     assert "takes labels as well: add `labels='FILE'`" in str(said("right").exception)
-    both = verify(*files, data=digits.images, metric=lambda outputs: 0.1, min=0.2)
+    both = verify(*files, data=digits.images, metric=lambda outputs, **_: 0.1, min=0.2)
     assert both.missed[0].endswith("at least 0.2 is asked for; the reference itself gives 0.1")
 
 

@@ -40,7 +40,8 @@ class Metric:
             parameters = list(inspect.signature(self._function).parameters.values())
         except (TypeError, ValueError):  # in C, without a signature
             parameters = []
-        needed = {item.name for item in parameters if item.default is item.empty}
+        own = [item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+        needed = {item.name for item in own if item.default is item.empty}
         self._takes_reference = any(item.name == REFERENCE for item in parameters)
         self.takes_labels = len(needed - {REFERENCE}) > 1
         if labels is None and self.takes_labels:
