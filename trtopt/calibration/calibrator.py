@@ -225,7 +225,7 @@ class _Calibration:
 
         def measure(prepared: Prepared) -> Table:
             batches = self.batches or open_data(inputs, **samples_of(request), batch=request.batch)
-            return self._pass(prepared, batches)[0]
+            return self._pass(prepared, batches, examined=False)[0]
 
         table, self.repairs = repairer.repaired(table, prepared, None if request.export_cache else measure)
         return table
@@ -269,7 +269,7 @@ class _Calibration:
                 "anew"
             )
 
-    def _pass(self, prepared: Prepared, batches: Batches) -> tuple[Table, bool]:
+    def _pass(self, prepared: Prepared, batches: Batches, *, examined: bool = True) -> tuple[Table, bool]:
         """Return what a pass over the samples gives, and whether an earlier call made that pass."""
         request, reporter, started = self.request, self.request.reporter, time.monotonic()
         store = cache_path() / "calibration" / f"{prepared.pass_key(batches, self.gpu)}.calib.json"
@@ -285,7 +285,7 @@ class _Calibration:
             reporter.note(f"the kept pass can't be used, so the data is read again: {error}")
         run = dict[str, Any](threads=request.threads, reporter=reporter)
         seen = observe(prepared.proto, prepared.tensors, batches, beside=prepared.beside, device=request.device, **run)
-        table = prepared.table(seen, batches, request.method, **run)
+        table = prepared.table(seen, batches, request.method, examined=examined, **run)
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if request.cache:
             try:

@@ -76,13 +76,22 @@ class Prepared:
         return sha256_json({"trtopt": __version__, **runs, "bins": BINS, **graph, **data, "operators": operators})
 
     def table(
-        self, seen: Observation, batches: Batches, method: str, threads: int | None = None, reporter: Reporter = SILENT
+        self,
+        seen: Observation,
+        batches: Batches,
+        method: str,
+        *,
+        examined: bool = True,
+        threads: int | None = None,
+        reporter: Reporter = SILENT,
     ) -> Table:
-        """Return the table of what a pass over `batches` saw, thresholds chosen by `method`, with what a look into the model on
-        some samples shows: unusual pixels, and what comes near FP16's largest number."""
+        """Return the table of what a pass over `batches` saw, thresholds chosen by `method`; and where the model is `examined`
+        what some samples show of it: unusual pixels, and what comes near FP16's largest number."""
         quality: dict[str, Any] = {"samples": batches.samples, "different": len({*batches.digests})}
-        quality["preprocessing"] = check_preprocessing(self.proto, seen.probes)
-        ranges = half_ranges(self.proto, seen.probes, seen.histograms, threads, reporter)
+        ranges = dict[str, float]()
+        if examined:
+            quality["preprocessing"] = check_preprocessing(self.proto, seen.probes)
+            ranges = half_ranges(self.proto, seen.probes, seen.histograms, threads, reporter)
         with reporter.phase("choosing thresholds"):
             entries = choose_all(seen.histograms, self.groups, method)
         about = self.groups, self.identity, batches.describe(), method, seen.samples
