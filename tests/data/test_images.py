@@ -4,6 +4,7 @@ import hashlib
 import io
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from PIL import Image
 from skimage import data
 from sklearn.datasets import load_sample_images
 
-from trtopt.core.errors import DataError, UsageError
+from trtopt.core.errors import DataError, MissingDependency, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.data import ImageBatches, images as module, open_data
 from trtopt.data.decoding import decode
@@ -245,6 +246,13 @@ def test_damaged_exif_data_does_not_cost_the_photo() -> None:
     jpeg = saved("JPEG")
     for junk in (b"", b"II*\0", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\xff\xff" + b"\x01" * 40):
         assert np.array_equal(decode(with_exif(jpeg, junk)), decode(jpeg)), junk
+
+
+def test_a_decoder_that_is_not_installed_is_no_fault_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = saved("BMP")
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingDependency, match="reading images needs cv2, which is"):
+        decode(content)
 
 
 def test_images_in_memory_stand_beside_files(tmp_path: Path) -> None:

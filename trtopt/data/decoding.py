@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.errors import DataError, UsageError, require
+from trtopt.core.errors import DataError, MissingDependency, UsageError, require
 from trtopt.core.files import existing_file, whole
 from trtopt.core.library_output import Shared, unwarned
 from trtopt.data.preprocess import check_image
@@ -36,20 +36,9 @@ def decode(source: bytes | str | os.PathLike[str], *, look: bool = False) -> NDA
         look: only see if it can be decoded; a JPEG's picture may be smaller, which takes a third of the time.
     """
     try:
-        return _decoded(source if isinstance(source, bytes) else encoded(source), look)
+        content = source if isinstance(source, bytes) else encoded(source)
     except DataError as error:
         return str(error)
-
-
-def encoded(path: str | os.PathLike[str]) -> bytes:
-    """Read an image's file; DataError for what can't be one: no file, or one that is too large."""
-    try:
-        return whole(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"can't be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _decoded(content: bytes, look: bool) -> NDArray[np.uint8] | str:
     if not content:
         return "the file is empty"
     pillow = require("PIL.Image", "ort", "reading images")
@@ -76,9 +65,19 @@ def _decoded(content: bytes, look: bool) -> NDArray[np.uint8] | str:
             if look:
                 image.draft("RGB", (1, 1))
             array = _by_pillow(pillow, image, content) if kind in ("JPEG", "PNG") else _by_opencv(content)
+    except MissingDependency:
+        raise
     except Exception as error:
         return f"isn't a {kind} that can be decoded ({str(error).strip()[-80:]})"
     return _UNKNOWN if array is None else array
+
+
+def encoded(path: str | os.PathLike[str]) -> bytes:
+    """Read an image's file; DataError for what can't be one: no file, or one that is too large."""
+    try:
+        return whole(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"can't be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _by_pillow(pillow: Any, image: Any, content: bytes) -> NDArray[np.uint8]:
