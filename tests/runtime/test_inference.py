@@ -294,6 +294,16 @@ def test_a_call_on_images_is_timed_as_a_call(pictures: Any, tmp_path: Path, batc
     np.testing.assert_array_equal(few.arrays["y"], found.arrays["y"][:, :3])
 
 
+def test_one_image_comes_without_a_list(pictures: Any, tmp_path: Path) -> None:
+    model = pictures("n", "float[n,3,4,4] y", "y = Neg(x)")
+    Image.fromarray(PIXELS[0]).save(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    for image in (PIXELS[0], tmp_path / "a.png", content, bytearray(content), memoryview(content)):
+        assert run(model, images=image, backend="onnxruntime").arrays["y"].shape == (1, 3, 4, 4)
+    with pytest.raises(UsageError, match="images is int; a list of images, or one, is needed"):
+        run(model, images=3, backend="onnxruntime")
+
+
 def test_images_come_by_as_many_as_the_least_batch_asks_for(pictures: Any, at_most: AtMost) -> None:
     model = pictures("n", "float[n,3,4,4] y", "y = Neg(x)")
     at_most({"x": ((16, 3, 4, 4), (32, 3, 4, 4))})

@@ -35,14 +35,19 @@ def samples_of(engine: OpenEngine, images: Any, top: int) -> list[NDArray[Any]]:
     prepare = preparation(engine)
     if not isinstance(top, (int, np.integer)) or top < 1:
         raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
-    if isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4:
-        images = [images]
-    if not isinstance(images, Iterable):
-        raise UsageError(f"images is {type(images).__name__}; a list of images, or one, is needed")
-    samples = [prepare(pixels(image, index)) for index, image in enumerate(images)]
+    samples = [prepare(pixels(image, index)) for index, image in enumerate(listed(images))]
     if not samples:
         raise UsageError("there are no images to run")
     return samples
+
+
+def listed(images: Any) -> Iterable[Any]:
+    """Return single images, of several or of one; UsageError for what is neither."""
+    if isinstance(images, (str, os.PathLike, bytes, bytearray)) or getattr(images, "ndim", 4) != 4:
+        return [images]
+    if not isinstance(images, Iterable):
+        raise UsageError(f"images is {type(images).__name__}; a list of images, or one, is needed")
+    return images
 
 
 def ranked(

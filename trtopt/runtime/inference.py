@@ -31,7 +31,7 @@ from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import Call, Skipped, calls, joined, samples_first
 from trtopt.recipes.classnames import check_classes, load_classes
-from trtopt.runtime.images import Prediction, best, preparation, scores_classes, stacked
+from trtopt.runtime.images import Prediction, best, listed, preparation, scores_classes, stacked
 from trtopt.runtime.request import RunRequest, opening_options
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import timed
@@ -299,13 +299,11 @@ def _together(parts: Sequence[dict[str, Array]], inputs: Sequence[TensorInfo]) -
 
 def _listed(images: Any) -> list[Any]:
     """Single images, folders opened."""
-    one = _is_path(images) or isinstance(images, bytes) or (isinstance(images, np.ndarray) and images.ndim != 4)
-    images = [images] if one else list(images)
-    items: list[Any] = []
-    for item in images:
+    given, items = list(listed(images)), list[Any]()
+    for item in given:
         if _is_path(item) and Path(item).is_dir():
             items += images_in(Path(item))
-        elif len(images) == 1 and _is_path(item) and not Path(item).exists():
+        elif len(given) == 1 and _is_path(item) and not Path(item).exists():
             raise UsageError(f"`images='{item}'` doesn't exist")
         else:
             items.append(item)
@@ -352,8 +350,8 @@ def _kept(outputs: Mapping[str, Array], files: Mapping[str, Path]) -> tuple[Outp
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
         file_name = str(files[name]) if name in files else None
-        shape = tuple(map(int, array.shape))
-        summaries.append(OutputSummary(name, array.dtype.name, shape, low, high, array.size - finite.size, file_name))
+        odd = array.size - finite.size
+        summaries.append(OutputSummary(name, array.dtype.name, array.shape, low, high, odd, file_name))
     return tuple(summaries)
 
 
