@@ -40,7 +40,7 @@ from trtopt.runtime.bound_call import prepare_call
 from trtopt.runtime.session import Session
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import SlotPool
-from trtopt.runtime.stretch import AVAILABLE, NativeCall, calling
+from trtopt.runtime.stretch import AVAILABLE, NativeCall
 
 
 def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open_session: Open) -> None:
@@ -301,7 +301,7 @@ def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
 
 @pytest.mark.usefixtures("stretches")
 def test_while_a_stretch_runs_other_threads_have_the_gil() -> None:
-    sleep = calling(address_of(ctypes.CDLL(None).usleep), 600_000)
+    sleep = address_of(ctypes.CDLL(None).usleep), 600_000, 0, 0
     thread = threading.Thread(target=NativeCall([sleep]).run_without_gil)
     thread.start()
     started, steps = time.monotonic(), 0

@@ -23,7 +23,7 @@ from trtopt.cuda.tensors import Shape
 from trtopt.data.rebatch import share
 from trtopt.runtime.launcher import MAPPED
 from trtopt.runtime.session import Session
-from trtopt.runtime.stretch import AVAILABLE, NativeCall, copying
+from trtopt.runtime.stretch import AVAILABLE, COPY, NativeCall
 
 Array = NDArray[Any]
 Shapes = tuple[Shape, ...]  # of one sample, without the batch axis, for each input
@@ -33,26 +33,19 @@ _VIEWS = 64  # of one thread's buffers
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """Samples of one caller, who waits for `done`, for the future of a `task`, or for `future`.
-
-    Attributes:
-        shapes: of one sample, for each input; capacity: the most samples that a batch of them holds.
-        example: an array of the library that results are made arrays of; None: NumPy's.
-        accepted: when the caller came, in seconds; rows: its part of each output of the batch.
-        error: what went wrong, or CancelledError where nobody wants its results any more.
-    """
+    """Samples of one caller, who waits for `done`, for the future of a `task`, or for `future`."""
 
     shapes: Shapes
-    capacity: int
+    capacity: int  # the most samples that a batch of these shapes holds
     samples: int
     arrays: list[Array]
-    example: Any = None
+    example: Any = None  # an array of the library that results are made arrays of; None: NumPy's
     done: threading.Lock = field(default_factory=threading.Lock)
-    task: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+    task: asyncio.Future[None] | None = None
     future: Future[dict[str, Any]] | None = None
-    error: BaseException | None = None
-    rows: dict[str, Array] = field(default_factory=dict)
-    accepted: float = 0.0
+    error: BaseException | None = None  # CancelledError where nobody wants its results any more
+    rows: dict[str, Array] = field(default_factory=dict)  # its part of each output of the batch
+    accepted: float = 0.0  # seconds
 
     def starts(self) -> bool:
         """Return False if nobody wants its results any more; its batch is about to run."""
@@ -88,10 +81,7 @@ class Batch:
 
 
 class BatchSizes:
-    """The sizes that batches for a session run at: powers of two and the ends of its profiles, and at the most `most`.
-
-    Raises: UsageError where inputs or outputs have no batch axis, or `max_batch` isn't given or too large.
-    """
+    """The sizes that batches for a session run at: powers of two and the ends of its profiles, and at the most `most`."""
 
     def __init__(self, session: Session, max_batch: int | None) -> None:
         _check_axes(session)
@@ -154,7 +144,6 @@ class BatchRunner:
         self._session, self._sizes, self._memory = session, sizes, threading.local()
 
     def run(self, shapes: Shapes, requests: Sequence[Request]) -> None:
-        """Give each request its rows of the outputs."""
         stops = list(itertools.accumulate(request.samples for request in requests))
         parts, samples = list(zip(requests, (0, *stops), stops)), stops[-1]
         size = next(size for size in self._sizes.of(shapes) if size >= samples)
@@ -164,7 +153,7 @@ class BatchRunner:
             for request, first, stop in parts:
                 source = request.arrays[index]
                 if AVAILABLE and source.flags.c_contiguous:
-                    rows.append(copying(start(target) + first * target.strides[0], start(source), source.nbytes))
+                    rows.append((COPY, start(target) + first * target.strides[0], start(source), source.nbytes))
                 else:
                     target[first:stop] = source
         if rows:
@@ -201,7 +190,7 @@ def tell(requests: Sequence[Request]) -> None:
     loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for request in requests:
         if request.task is not None:
-            loops.setdefault(request.task[0], []).append(request.task[1])
+            loops.setdefault(request.task.get_loop(), []).append(request.task)
         elif request.future is None:
             request.done.release()
     for loop, futures in loops.items():

@@ -140,11 +140,10 @@ class Batcher(AbstractContextManager["Batcher"]):
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """`run` for asyncio: never blocks the event loop."""
         request = self._request(inputs)
-        loop = asyncio.get_running_loop()
-        request.task = loop, loop.create_future()
+        request.task = asyncio.get_running_loop().create_future()
         self._enter(request, None, holds_up=False)
         try:
-            await request.task[1]
+            await request.task
         except BaseException:
             request.error = CancelledError()
             raise

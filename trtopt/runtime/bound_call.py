@@ -15,8 +15,7 @@ from trtopt.core.errors import DeviceError, UsageError
 from trtopt.cuda.arrays import LEGACY, View
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.memory import Block
-from trtopt.runtime.launcher import BoundContext
-from trtopt.runtime.layout import Layout, Source, Wanted
+from trtopt.runtime.layout import Source, Wanted
 from trtopt.runtime.slot import Slot, read_on
 from trtopt.runtime.stretch import Replay
 
@@ -69,17 +68,13 @@ class BoundCall(AbstractContextManager["BoundCall"]):
 def prepare_call(
     slot: Slot, arrays: Sequence[Source], wanted: Wanted
 ) -> tuple[Callable[[], None], dict[str, Any], str, Any]:
-    """Prepare a call on these very arrays, read and written where they lie; nobody else may use the slot meanwhile.
+    """Prepare a call, as `Slot.run`, on these very arrays, read and written where they lie; nobody else may use the slot.
 
     Without a stream of the caller's, a call comes after what the legacy default stream, and the streams that made the arrays,
     have to do by then; and it waits for the results, as one with arrays in host memory does.
 
-    Args: as `Slot.run`.
-
-    Returns: the call; output name → the array that each call writes; why it is no CUDA graph; what must live as long as it.
-
-    Raises:
-        UsageError: an output's shape depends on the data.
+    Returns: the call, in one stretch where that can be; output name → the array that each call writes; why it replays no CUDA
+    graph; what must live as long as it.
     """
     slot.wait_previous(None)
     slot.shared = True
@@ -91,9 +86,9 @@ def prepare_call(
     locations, copies, targets, streams = slot.lay_out(bound_context, arrays, wanted, least=0)
     if any(isinstance(array, View) for array in arrays):
         streams = tuple({*streams, LEGACY} - {own})
-    enqueue = functools.partial(slot.launcher.enqueue, bound_context, locations, own)
+    launch = functools.partial(slot.launcher.enqueue, bound_context, locations, own)
     slot.give_inputs((locations, copies, targets, streams), own)
-    enqueue()  # TensorRT wants one before a capture
+    launch()  # TensorRT wants one before a capture
     results = slot.finish(bound_context, targets, wanted, True)
     if stream is not None:
         streams = ()
@@ -101,30 +96,16 @@ def prepare_call(
         for target in targets:
             if isinstance(target, Block):
                 target.streams.add(stream)
+    layout, filled = (locations, copies, targets, streams), None
     graph, note = slot.launcher.capture(bound_context, locations)
-    replay = None if graph is None else Replay(graph)
-    call = _repeated(slot, bound_context, (locations, copies, targets, streams), stream, replay, enqueue)
-    return call, results, note, (graph, arrays, wanted)
-
-
-def _repeated(
-    slot: Slot,
-    bound_context: BoundContext,
-    layout: Layout,
-    stream: int | None,
-    replay: Replay | None,
-    enqueue: Callable[[], None],
-) -> Callable[[], None]:
-    """Return a function of the call: in one stretch where that can be, else by its graph, else by `enqueue`."""
-    own = slot.stream_ptr if stream is None else stream
-    launch = enqueue if replay is None else functools.partial(replay.graph.launch, own)
-    pairs = zip(layout[2], bound_context.landing)
+    if graph is not None:
+        launch = functools.partial(graph.launch, own)
+        if stream is None and slot.stretches is not None:
+            filled = slot.stretches.fill(Replay(graph), bound_context.landing, layout, one=True)
+    whole = None if filled is None else filled[0]
+    pairs = zip(targets, bound_context.landing)
     copies_out = [(to, landing) for to, landing in pairs if isinstance(to, np.ndarray) and landing is not None]
-    waits = bool(stream is None or layout[1] or copies_out)
-    whole = None
-    if replay is not None and stream is None and slot.stretches is not None:
-        filled = slot.stretches.fill(replay, bound_context.landing, layout, one=True)
-        whole = None if filled is None else filled[0]
+    waits = bool(stream is None or copies or copies_out)
 
     def call() -> None:
         if whole is not None and not whole.run_without_gil():
@@ -137,7 +118,7 @@ def _repeated(
         for target, source in copies_out:
             np.copyto(target, source)
 
-    return call
+    return call, results, note, (graph, arrays, wanted)
 
 
 def _closed() -> None:

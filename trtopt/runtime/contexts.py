@@ -26,12 +26,8 @@ _GRAPHS = 4  # for each shape, on average
 
 
 class ContextCache:
-    """The contexts of one slot; the fallback only where several can't share a profile.
-
-    Attributes:
-        calls: their number so far.
-        evictions: contexts and graphs that were replaced.
-    """
+    """The contexts of one slot; the fallback only where several can't share a profile. It counts calls, and `evictions`:
+    contexts and graphs that were replaced."""
 
     def __init__(self, engine: GpuEngine, launcher: Launcher) -> None:
         self._device, self._signature, self._launcher = engine.device, engine.signature, launcher
@@ -116,17 +112,8 @@ class ContextCache:
             self.evictions += 1
         return True
 
-    @property
-    def contexts(self) -> int:
-        """Contexts that are kept. Any thread may ask."""
-        return len(self._all())
-
-    @property
-    def graphs(self) -> int:
-        """CUDA graphs that are kept. Any thread may ask."""
-        return sum(replay is not None for context in self._all() for replay in list(context.graphs.values()))
-
-    def _all(self) -> list[BoundContext]:
+    def all(self) -> list[BoundContext]:
+        """Return the contexts that are kept. Any thread may ask."""
         return [*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else [])]
 
     def replay(self, bound_context: BoundContext, locations: Locations) -> Replay | None:
@@ -165,7 +152,7 @@ class ContextCache:
 
     def close(self) -> None:
         """Let go of all contexts, none of which may run any more, and of the memory that they work in."""
-        for bound_context in self._all():
+        for bound_context in self.all():
             bound_context.forget_graphs()
             bound_context.context = None  # before what it points to
         self._contexts.clear()

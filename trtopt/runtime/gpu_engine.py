@@ -96,12 +96,7 @@ def _check_plan(engine: Path, plan: bytes, manifest: Manifest, loader: Loader, o
 
 
 class GpuEngine:
-    """An engine on one GPU: its weights, and what slots are made of.
-
-    Attributes:
-        shares: several contexts may use one profile.
-        notes: what the user should know.
-    """
+    """An engine on one GPU: its weights, and what slots are made of. It `shares`: several contexts may use one profile."""
 
     def __init__(self, device: Device, loader: Loader, plan: bytes, path: Path, options: OpeningOptions) -> None:
         self.device, self.graphs = device, options.graphs

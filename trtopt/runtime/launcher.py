@@ -75,25 +75,18 @@ def _done(accepted: bool, what: str) -> None:
 
 
 class Launcher:
-    """TensorRT's calls for one slot: its contexts share one block of scratch memory, and the memory of inputs and outputs.
-
-    Attributes:
-        gpu, host: tensor name → its memory on the GPU, and its page-locked memory; they only grow.
-        epoch: grows when some of that moves: what was set up or captured before is stale.
-        allocated: outputs whose shape depends on the data → their shape in the last call.
-        reads_shapes: an input gives a shape: TensorRT reads it on the host.
-    """
+    """TensorRT's calls for one slot: its contexts share one block of scratch memory, and the memory of inputs and outputs."""
 
     def __init__(self, engine: GpuEngine, stream: Stream) -> None:
         self._device, self._stream = engine.device, stream
         self.loaded, self._signature, self._memory = engine.loaded, engine.signature, engine.memory
         self._to_gpu, self._to_host = engine.device.to_gpu, engine.device.to_host
-        self.reads_shapes = any(item.on_host for item in self._signature.inputs)
+        self.reads_shapes = any(item.on_host for item in self._signature.inputs)  # TensorRT does, on the host
         self._scratch = self._memory.gpu(self.loaded.scratch_bytes)
-        self.epoch = 0
+        self.epoch = 0  # grows when memory of these moves: what was set up or captured before is stale
         self.gpu: dict[str, DeviceBuffer] = {}
         self.host: dict[str, HostBuffer] = {}
-        self.allocated: dict[str, Shape] = {}
+        self.allocated: dict[str, Shape] = {}  # in the last call, of outputs whose shape depends on the data
         self._roomy: set[int] = set()  # profiles for whose largest shapes there is memory
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
 

@@ -33,17 +33,13 @@ Layout: TypeAlias = "tuple[Locations, list[Copy], list[Result], tuple[int, ...]]
 
 @dataclass(slots=True)
 class Wanted:
-    """A caller's wishes for a call's results.
+    """A caller's wishes for a call's results."""
 
-    Attributes:
-        out: views of arrays that they go into, by output; of others new ones are made.
-        stream: the caller's, which they come in the order of; None: they are waited for.
-        example: an array of the library that new ones are made for; None: NumPy.
-    """
-
-    out: Mapping[str, Source] = field(default_factory=dict)
-    stream: int | None = None
-    example: Any = None
+    out: Mapping[str, Source] = field(
+        default_factory=dict
+    )  # views of arrays that they go into; of others new ones are made
+    stream: int | None = None  # the caller's, which they come in the order of; None: they are waited for
+    example: Any = None  # an array of the library that new ones are made for; None: NumPy
 
 
 PLAIN = Wanted()  # new arrays of NumPy's, waited for

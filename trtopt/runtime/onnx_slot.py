@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,7 @@ class OnnxSlot:
     from.
     """
 
-    def __init__(
-        self, model: str | os.PathLike[str], manifest: Manifest | None = None, threads: int | None = None
-    ) -> None:
+    def __init__(self, model: Path, manifest: Manifest | None, threads: int | None) -> None:
         graph = load_model(model)
         if manifest is not None:
             manifest.check_graph(model, graph.fingerprint)
@@ -42,8 +40,7 @@ class OnnxSlot:
         )
         # As the engine itself would give them: fixed inputs, which the manifest leaves out, with their shape.
         fixed = {item.name: ShapeRange(*[item.shape] * 3) for item in inputs}
-        profiles = tuple({**{name: fixed[name] for name in fixed if name not in given}, **given} for given in ranges)
-        self.signature = Signature(inputs, outputs, profiles)
+        self.signature = Signature(inputs, outputs, tuple({**fixed, **given} for given in ranges))
         self._runner: OnnxRunner | None = OnnxRunner(graph, optimize=not is_quantized(graph.proto), threads=threads)
 
     stream_ptr = 0  # there is none

@@ -181,9 +181,10 @@ class OpenEngine:
     def stats(self) -> SessionStats:
         """Return what its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
         slots = [slot for slot in self._slots.all() if isinstance(slot, Slot)]
+        contexts = [context for slot in slots for context in slot.contexts.all()]
         return SessionStats(
-            contexts=sum(slot.contexts.contexts for slot in slots),
-            graphs=sum(slot.contexts.graphs for slot in slots),
+            contexts=len(contexts),
+            graphs=sum(replay is not None for context in contexts for replay in list(context.graphs.values())),
             replays=sum(slot.replays for slot in slots),
             waits=self._slots.waits,
             evictions=sum(slot.contexts.evictions for slot in slots),

@@ -263,8 +263,6 @@ class Slot:
 
     def close(self) -> None:
         """Free everything; waits for what still runs."""
-        if self.stream.freed:
-            return
         with self.device.current():
             self.wait_previous(None)
             self.stream.synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -88,14 +89,12 @@ class SlotPool(Generic[T]):
         return item
 
     def _wait(self, waiter: _Waiter[T], timeout: float | None) -> T:
-        end = None if timeout is None else time.monotonic() + timeout
+        end = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            while not waiter.ready.acquire(
-                timeout=_LOOK if end is None else max(0.0, min(_LOOK, end - time.monotonic()))
-            ):
+            while not waiter.ready.acquire(timeout=max(0.0, min(_LOOK, end - time.monotonic()))):
                 with self._lock:
                     self._serve()
-                    if waiter.item is None and end is not None and time.monotonic() >= end:
+                    if waiter.item is None and time.monotonic() >= end:
                         raise Busy(
                             f"nothing came free in {timeout:.3g} s: all {self.most} are in use and "
                             f"{len(self._waiting) - 1} calls wait; call less often, or {self._instead}"
@@ -129,11 +128,8 @@ class SlotPool(Generic[T]):
         return list(self._homes)
 
     def close(self, finish: bool = True) -> list[T]:
-        """Hand out no more, wait until every item is back, and return them all.
-
-        Args:
-            finish: serve those who wait already; else they get an error.
-        """
+        """Hand out no more, wait until every item is back, and return them all. Those who wait already are served, with
+        `finish`; else they get an error."""
         with self._lock:
             self._closed, patience = True, _PATIENCE
             self._serve()

@@ -1,7 +1,8 @@
 """Copies and calls in a row that a thread does without Python's GIL: a whole call, by its CUDA graph, in one stretch.
 
-A row is four words: a C function's address and up to three arguments, or what `_native.c` does itself. A stretch ends at the
-first row that gives something else than 0. Only where the C extension is built (`AVAILABLE`).
+A row is four words: a C function's address and up to three arguments, or what `_native.c` does itself: a copy (`COPY`, to,
+from, bytes), or a comparison of what lies at an address. A stretch ends at the first row that gives something else than 0. Only
+where the C extension is built (`AVAILABLE`).
 """
 
 from __future__ import annotations
@@ -20,33 +21,18 @@ from trtopt.cuda.device import Graph
 from trtopt.cuda.driver import Driver
 from trtopt.runtime.layout import Layout
 
-_COPY, _SAME = 0, 1
+COPY, _SAME = 0, 1
 _WIDTH, _TO, _SOURCE = 4, 1, 2  # words of a row, and of a copy's row
 
 AVAILABLE = native.run is not None and native.hold is not None
-Row = tuple[int, int, int, int]
-
-
-def calling(function: int, a: int, b: int = 0) -> Row:
-    """A call of the C function at that address, of one or two integers or pointers, that gives 0 if all is well."""
-    return function, a, b, 0
-
-
-def copying(to: int, source: int, nbytes: int) -> Row:
-    """A copy from address to address."""
-    return _COPY, to, source, nbytes
 
 
 class NativeCall:
-    """Rows, done one after another; for one thread at a time.
-
-    Attributes:
-        words: the rows' numbers, in a row; those can be changed.
-    """
+    """Rows, done one after another; for one thread at a time. Their numbers, `words`, can be changed."""
 
     __slots__ = ("_at", "_count", "words")
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
         self._count = len(rows)
         self.words = (ctypes.c_int64 * (_WIDTH * self._count))(*[word for row in rows for word in row])
         self._at = ctypes.addressof(self.words)
@@ -70,15 +56,11 @@ _MOST = 64  # kept of each graph
 
 @dataclass(slots=True)
 class Replay:
-    """A CUDA graph of a call.
-
-    Attributes:
-        last_use: the number of the call that used it last.
-        prepared: by the streams that come first, all of a call but where the caller's arrays in host memory lie.
-    """
+    """A CUDA graph of a call."""
 
     graph: Graph
-    last_use: int = 0
+    last_use: int = 0  # the number of the call that used it last
+    # By the streams that come first, all of a call but where the caller's arrays in host memory lie.
     prepared: dict[tuple[int, ...], _Prepared] = field(default_factory=dict)
 
 
@@ -93,11 +75,7 @@ class Stretches:
         self, replay: Replay, landing: Sequence[NDArray[Any] | None], layout: Layout, *, one: bool = False
     ) -> tuple[NativeCall, NativeCall] | None:
         """Return the whole of a call in one stretch, twice; or, unless it is to be `one`, in two, where results are in GPU
-        memory: the second waits. None where an array isn't contiguous.
-
-        Args:
-            landing: pinned memory of each output.
-        """
+        memory: the second waits. None where an array isn't contiguous. `landing` is the pinned memory of each output."""
         _, copies, results, streams = layout
         known = replay.prepared.get(streams)
         first, last, sources, targets = known or self._prepare(replay, landing, layout, one)
@@ -117,19 +95,17 @@ class Stretches:
         stream that comes first has work left, or another device is current, whose default stream would be asked."""
         driver, here = self._driver, ctypes.addressof(self._here)
         _, copies, results, streams = layout
-        rows = [copying(start(to), 0, to.nbytes) for to, _ in copies]
+        rows = [(COPY, start(to), 0, to.nbytes) for to, _ in copies]
         sources = tuple(_WIDTH * row + _SOURCE for row in range(len(rows)))
         if streams:
             # Ends here unless that context is the current one.
-            rows += [calling(driver.getting, here), (_SAME, here, self._context, 0)]
-        rows += [calling(driver.querying, stream) for stream in streams]
-        rows.append(calling(driver.launching, replay.graph.handle, self._stream))
+            rows += [(driver.getting, here, 0, 0), (_SAME, here, self._context, 0)]
+        rows += [(driver.querying, stream, 0, 0) for stream in streams]
+        rows.append((driver.launching, replay.graph.handle, self._stream, 0))
         pairs = zip(results, landing)
         landings = [place for item, place in pairs if isinstance(item, np.ndarray) and place is not None]
-        ends = [
-            calling(driver.synchronizing, self._stream),
-            *(copying(0, start(item), item.nbytes) for item in landings),
-        ]
+        ends = [(driver.synchronizing, self._stream, 0, 0)]
+        ends += [(COPY, 0, start(item), item.nbytes) for item in landings]
         one = one or len(landings) == len(results)
         first = NativeCall([*rows, *ends] if one else rows)
         last, before = (first, len(rows) + 1) if one else (NativeCall(ends), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -129,7 +130,7 @@ def _to_measure(engine: OpenEngine, inputs: Mapping[str, Any], iterations: int, 
 
 def _time(slot: Slot, arrays: Sequence[NDArray[Any]], iterations: int, warmup: int) -> Timing:
     """Measure inference alone on `arrays`, which are copied to the GPU once."""
-    launch, graph, note = _bare(slot, arrays)
+    launch, note = _bare(slot, arrays)
     stream = slot.stream
     for _ in range(warmup):
         launch()
@@ -150,7 +151,7 @@ def _time(slot: Slot, arrays: Sequence[NDArray[Any]], iterations: int, warmup: i
         launch()
         stream.synchronize()
         host.append((time.perf_counter() - start) * 1e3)
-    return Timing(Spread.of(gpu), Spread.of(host), iterations, graph, note)
+    return Timing(Spread.of(gpu), Spread.of(host), iterations, not note, note)
 
 
 def _run_once(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[BoundContext, Locations]:
@@ -164,16 +165,15 @@ def _run_once(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[BoundContext,
     return bound_context, layout[0]
 
 
-def _bare(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[Callable[[], None], bool, str]:
-    """Copy the inputs in; return a function that launches the inference alone, True for a CUDA graph, and why it is none."""
+def _bare(slot: Slot, arrays: Sequence[NDArray[Any]]) -> tuple[Callable[[], None], str]:
+    """Copy the inputs in; return a function that launches the inference alone, and why it is no CUDA graph's, if it isn't."""
     bound_context, locations = _run_once(slot, arrays)
     inside = [location if location[0] == DEVICE else RESIDENT for location in locations[: len(arrays)]]
     for tensor, shape in zip(slot.signature.outputs, bound_context.outputs):
         inside.append(RESIDENT if shape is None else (DEVICE, slot.launcher.buffer(tensor).handle))
     graph, note = slot.launcher.capture(bound_context, tuple(inside))
-    if graph is None:
-        return (lambda: slot.launcher.enqueue(bound_context, tuple(inside), slot.stream_ptr)), False, note
-    return (lambda: graph.launch(slot.stream_ptr)), True, ""
+    enqueue = functools.partial(slot.launcher.enqueue, bound_context, tuple(inside))
+    return functools.partial(enqueue if graph is None else graph.launch, slot.stream_ptr), note
 
 
 def _profile(slot: Slot, arrays: Sequence[NDArray[Any]], iterations: int, warmup: int) -> list[dict[str, float]]:
