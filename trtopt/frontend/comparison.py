@@ -37,14 +37,8 @@ class ExportComparison:
 def compared(
     subject: Subject, model: Model, tolerance: float, detail: Callable[[str], None]
 ) -> tuple[list[ExportComparison], list[str]]:
-    """Return the comparisons, at two batch sizes and at other sizes of what is open, and what the user should know of them.
-
-    Args:
-        detail: is told each batch's difference.
-
-    Raises:
-        ExportMismatch, ModelError: PyTorch and ONNX Runtime disagree, or this can't open or run the model.
-    """
+    """Return the comparisons, at two batch sizes and at other sizes of what is open, and what the user should know of them;
+    ExportMismatch where PyTorch and ONNX Runtime disagree. `detail` is told each batch's difference."""
     comparisons: list[ExportComparison] = []
     notes: list[str] = []
     try:

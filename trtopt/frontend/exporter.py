@@ -29,9 +29,8 @@ from trtopt.frontend.comparison import ExportComparison, compared
 from trtopt.frontend.failures import at, input_hint, types_hint, why
 from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import Source, opened
-from trtopt.frontend.operators import custom_operator, translation
 from trtopt.frontend.request import ExportRequest
-from trtopt.frontend.rewrites import traceable
+from trtopt.frontend.rewrites import custom_operator, traceable, translation
 from trtopt.frontend.samples import Subject, samples_for
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.passes.expand import written_out
@@ -239,11 +238,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def output_names(found: Sequence[str], wished: Sequence[str], inputs: Sequence[str], text: str) -> list[str]:
-    """The file's names of its outputs: as wished, else as they are called in what forward returns.
-
-    Raises:
-        UsageError: another number is wished than there is, one twice, or an input's.
-    """
+    """The file's names of its outputs: as wished, else as they are called in what forward returns."""
     if wished:
         if len({*wished, *inputs}) != len(found) + len(inputs) or len(wished) != len(found):
             raise UsageError(
@@ -365,9 +360,7 @@ def _evaluating(torch: Any, module: Any) -> Iterator[None]:
         stack.callback(torch.set_num_threads, threads)
         for item in module.modules():
             stack.callback(setattr, item, "training", item.training)
-        with contextlib.suppress(
-            NotImplementedError
-        ):  # torch.export's own modules keep the mode that they were made in
+        with contextlib.suppress(NotImplementedError):  # torch.export's own modules keep the mode of their making
             module.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         torch.set_num_threads(min(threads, THREADS))

@@ -25,11 +25,8 @@ _ENDINGS = {"true": "True", "false": "False", "null": "None", "none": "None"}
 
 
 def parse_argument(text: str) -> tuple[str, Any]:
-    """Read `NAME=VALUE`: the value as Python writes it, else as text.
-
-    Raises:
-        UsageError: there is no NAME, or the value looks like another language's True, False or None.
-    """
+    """Read `NAME=VALUE`: the value as Python writes it, else as text. UsageError where there is no NAME, or the value looks
+    like another language's True, False or None."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageError(
@@ -45,15 +42,8 @@ def parse_argument(text: str) -> tuple[str, Any]:
 
 
 def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder: Path | None = None) -> Any:
-    """The torch.nn.Module of "package.module:FACTORY" or "FILE.py:FACTORY"; use it inside `own_imports`.
-
-    Args:
-        folder: where a relative FILE.py lies; default: the current folder.
-
-    Raises:
-        UsageError, MissingDependency: it isn't there, or can't be called so.
-        ModelError: the user's code failed.
-    """
+    """The torch.nn.Module of "package.module:FACTORY" or "FILE.py:FACTORY", which lies in `folder` (default: the current one);
+    use it inside `own_imports`. ModelError where the user's code failed."""
     torch = require("torch", "torch", "export")
     with making(torch, text, lambda error: _told(text, error)):
         model = named(text, folder)
@@ -72,11 +62,8 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
 
 
 def named(text: str, folder: Path | None = None) -> Any:
-    """Return what "package.module:NAME" or "FILE.py:NAME" names, FILE.py in a folder; use it inside `own_imports`.
-
-    Raises:
-        UsageError: there is no such module, file or name. A module of the user's own may raise anything.
-    """
+    """Return what "package.module:NAME" or "FILE.py:NAME" names, FILE.py in a folder; use it inside `own_imports`. UsageError
+    where there is no such module, file or name; a module of the user's own may raise anything."""
     module_name, _, attribute = text.rpartition(":")
     if not module_name or not attribute:
         raise UsageError(f"{text}: write package.module:NAME or FILE.py:NAME")

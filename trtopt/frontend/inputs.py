@@ -41,13 +41,8 @@ class Arguments:
         return ", ".join([*arguments, *(["*args"] if self.free else [])]) or "nothing"
 
     def order(self, infos: Sequence[TensorInfo], text: str) -> tuple[list[TensorInfo], tuple[str, ...]]:
-        """The inputs in the order in which they are handed over, and the arguments of the last ones, which go by name.
-
-        Names that are forward's own count as such, in any order; if none is, they are taken in order, as new names.
-
-        Raises:
-            UsageError: a name is wrong, one too many, or missing.
-        """
+        """The inputs in the order in which they are handed over, and the arguments of the last ones, which go by name. Names
+        that are forward's own count as such, in any order; if none is, they are taken in order, as new names."""
         names = [info.name for info in infos]
         wrong = [name for name in names if name not in self.names]
         problem = ""
@@ -85,11 +80,7 @@ def example(name: str) -> str:
 
 def parse_input(text: str) -> TensorInfo:
     """Read `NAME:SHAPE[:DTYPE]` such as "input:batchx3x224x224" or "ids:batch,max:int64" (commas for names with an x); of a
-    single number, which has no dimensions, "rate:scalar".
-
-    Raises:
-        UsageError: it can't be read.
-    """
+    single number, which has no dimensions, "rate:scalar"."""
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(parts):
         raise UsageError(

@@ -29,25 +29,17 @@ _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 @dataclass(frozen=True)
 class Source:
-    """A module ready to export, and what is known about it.
+    """A module ready to export, and what is known about it."""
 
-    Attributes:
-        module: a torch.nn.Module.
-        text: what messages call it.
-        weights: a path, "random (seed 0)", "the factory's own" or "the module's own".
-        notes: what the user should know.
-        ranges: of its inputs' shapes, where a recipe has them.
-    """
-
-    module: Any
-    text: str
-    weights: str
+    module: Any  # a torch.nn.Module
+    text: str  # what messages call it
+    weights: str  # a path, "random (seed 0)", "the factory's own" or "the module's own"
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[str, ...] = ()
     opset: int | None = None
     preprocess: str | Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
-    ranges: Profile = field(default_factory=dict)
+    ranges: Profile = field(default_factory=dict)  # of its inputs' shapes, where a recipe has them
 
 
 @contextlib.contextmanager
@@ -111,10 +103,8 @@ def _made(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], fo
 
 
 def _without_end(module: Any, text: str) -> Any:
-    """Return the module, unless it is one of torchvision's detectors, or holds TorchScript.
-
-    A subclass of a detector may have a forward of its own, without NMS.
-    """
+    """Return the module, unless it is one of torchvision's detectors (a subclass may have a forward of its own, without NMS),
+    or holds TorchScript."""
     script = require("torch", "torch", "export").jit.ScriptModule
     if isinstance(module, script) or any(isinstance(part, script) for part in module.modules()):
         raise UsageError(

@@ -1,8 +1,9 @@
-"""`init`: a recipe for the user's own model, with what is known of it and "?" for the rest."""
+"""`init`: a recipe for the user's own model, with what is known of it and "?" for the rest; or a custom operator's project."""
 
 from __future__ import annotations
 
 import json
+import keyword
 import os
 import re
 import shlex
@@ -11,27 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnx import defs
+
 from trtopt.core.documents import Plain
 from trtopt.core.errors import ModelError, UsageError
-from trtopt.core.files import check_writable, write_bytes
+from trtopt.core.files import check_writable, whole, write_bytes
 from trtopt.core.options import taking
 from trtopt.core.shapes import batch_alone
 from trtopt.core.values import MIN_AGREEMENT, TensorInfo, named_size
 from trtopt.data.arrayfiles import stored_arrays
 from trtopt.frontend.inputs import Arguments, stated_inputs
 from trtopt.frontend.modules import opened
-from trtopt.frontend.operator_project import write_project
 from trtopt.frontend.request import InitRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.limits import OUTSIDE
 from trtopt.graph.prepare import holds_scales
 from trtopt.recipes.loader import UNKNOWN, known_recipes, load_recipe
+from trtopt.trt.kernels import ADAPTERS
 
 _COMMENTS = {
     "preprocess": 'As in training: "imagenet", "efficientnet-lite", "yolo", a .toml file or keys: docs/preprocessing.md.',
     "shape": 'Such as ["batch", 3, 224, 224]; a name makes a size open.',
     "range": 'Least, best and most, such as "1x8,8x64,32x256": an engine takes nothing beyond the ends.',
 }
+# A custom operator's project: templates, and the names of what is made of them, from the first one's.
+_TEMPLATES = {"operator.py.in": "{}.py", "operator.cu.in": "{}.cu", "test_operator.py.in": "test_{}.py"}
 _SCALED = "the model holds scales of its own, which are built as they are, without samples"
 
 
@@ -106,12 +111,33 @@ def init(request: InitRequest) -> InitResult:
 
 
 def _operator(request: InitRequest, text: str) -> InitResult:
-    if text != "operator" or request.name is None:
+    """Write a project for a custom operator: its Python file, and its kernel and its test beside it."""
+    if text != "operator" or (name := request.name) is None:
         raise UsageError("an operator's project takes both words: trtopt init operator acme::Swishy")
-    output = None if request.output is None else Path(request.output)
-    first, content = write_project(request.name, output, force=request.force)
+    domain, _, op = name.rpartition("::")
+    if not op.isidentifier() or keyword.iskeyword(op) or not domain.replace(".", "_").isidentifier():
+        raise UsageError(f"the operator's name is {name!r}; write domain::Operator, such as acme::Swishy")
+    if defs.has(op):
+        raise UsageError(
+            f"{op} is an operator of ONNX's own, which TensorRT's parser takes {name} for: give it another name"
+        )
+    first = Path(request.output or f"{op}.py")
+    if first.suffix != ".py":
+        raise UsageError(
+            f"`output={os.fspath(first)!r}`: the function's file has to end in .py; its kernel and test are beside it"
+        )
+    files = {first.with_name(pattern.format(first.stem)): template for template, pattern in _TEMPLATES.items()}
+    if there := next((path for path in files if path.exists() and not request.force), None):
+        raise UsageError(f"{there} is there already: give another `output=`, or `force=True`")
+    texts = dict[Path, str]()
+    for path, template in files.items():
+        text_of = whole(ADAPTERS / "project" / template).decode()
+        for mark, word in (("@NAME@", name), ("@DOMAIN@", domain), ("@OP@", op), ("@FILE@", first.stem)):
+            text_of = text_of.replace(mark, word)
+        texts[path] = text_of
+        write_bytes(path, text_of.encode())
     test = first.with_name(f"test_{first.name}")
-    return InitResult(first, text, content, (), (), (shlex.join(["pytest", str(test)]),))
+    return InitResult(first, text, texts[first], (), (), (shlex.join(["pytest", str(test)]),))
 
 
 def _output(request: InitRequest, text: str) -> Path:

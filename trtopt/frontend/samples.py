@@ -59,9 +59,7 @@ def samples_for(
 
 def sizes_for(infos: Sequence[TensorInfo], ranges: Profile) -> dict[str, int]:
     """Return the size of each dynamic dimension while exporting, but for the batch within its range, where a recipe has one.
-
-    All differ from 1 and, where they can, from each other.
-    """
+    All differ from 1 and, where they can, from each other."""
     sizes: dict[str, int] = {}
     for info in infos:
         for axis, name in enumerate(info.shape):
