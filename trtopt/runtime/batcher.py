@@ -292,7 +292,6 @@ class Batcher(AbstractContextManager["Batcher"]):
             return batch
 
     def _finish(self, batch: Batch) -> None:
-        """Run a batch, and tell its callers."""
         try:
             requests = [request for request in batch.requests if request.starts()]
             if requests:
@@ -304,7 +303,6 @@ class Batcher(AbstractContextManager["Batcher"]):
             tell(batch.requests)
 
     def _run(self, batch: Batch, requests: Sequence[Request]) -> None:
-        """Count it, and give each request the outputs."""
         with self._ready:
             waits = [time.monotonic() - request.accepted for request in requests]
             self._requests += len(requests)

@@ -180,7 +180,6 @@ class _Run:
         self.parts.append(call.cut(outputs, self._session.outputs))
 
     def arrays(self, request: RunRequest) -> None:
-        """Run what `data=` or `input=` gives."""
         session = self._session
         parts = _parts(request.input if request.data is None else request.data, session.inputs, request.limit)
         for part in parts:
@@ -195,7 +194,6 @@ class _Run:
                 phase.advance()
 
     def images(self, request: RunRequest) -> None:
-        """Run what `images=` gives, some at a time."""
         session, items = self._session, _listed(request.images)[: request.limit]
         least = [item.min[0] for profile in session.profiles for item in profile.values() if item.min]
         together, prepare = max([_TOGETHER, *least]), functools.partial(_prepared, preparation(session))

@@ -91,7 +91,6 @@ class Launcher:
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
 
     def context(self) -> BoundContext:
-        """Make another context."""
         with _SETUP_LOCK, self._device.current():
             return BoundContext(self.loaded.context(self._scratch.handle, self._scratch.nbytes))
 
@@ -189,7 +188,6 @@ class Launcher:
                     self._room(tensor, shape)
 
     def _room(self, tensor: Tensor, shape: Shape) -> None:
-        """Make buffers that hold `shape`."""
         size, name = tensor.nbytes(shape), tensor.name
         host, gpu = self.host.get(name), self.gpu.get(name)
         if host is None or host.nbytes < size:

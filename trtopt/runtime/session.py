@@ -112,8 +112,8 @@ class Session(OpenEngine, AbstractContextManager["Session"]):
 
         Args:
             model: an ONNX file or model.
-            options: of `Session`, but `trust`, `weights` and its `calib` (backend "onnxruntime" runs the graph that TensorRT
-                was given on the CPU); and of `trtopt.build`, but `output`: precision, `calib`, `shapes`, `store`, ….
+            options: of `Session`, but `trust`, `require`, `weights` and its `calib` (backend "onnxruntime" runs the graph that
+                TensorRT was given on the CPU); and of `trtopt.build`, but `output`: precision, `calib`, `shapes`, `store`, ….
 
         Raises: as `trtopt.build` without comparing, and as `Session`.
         """

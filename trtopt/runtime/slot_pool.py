@@ -37,9 +37,6 @@ class SlotPool(Generic[T]):
     Args:
         makes: for each group what makes an item of it.
         instead: what else than calling less often helps who waits too long.
-
-    Attributes:
-        waits: askers for whom nothing was free at once.
     """
 
     def __init__(self, makes: Sequence[Callable[[], T]], each: int, instead: str = "") -> None:
@@ -53,7 +50,7 @@ class SlotPool(Generic[T]):
         self._waiting: deque[_Waiter[T]] = deque()
         self._dropped: deque[T] = deque()
         self._closed = False
-        self.waits = 0
+        self.waits = 0  # askers for whom nothing was free at once
 
     def take(self, group: int | None = None, timeout: float | None = None) -> T:
         """Return an item for the caller alone, of that group or any; wait for it at most `timeout` seconds, then raise Busy."""
