@@ -28,15 +28,10 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorPro
 
 @dataclass(frozen=True)
 class TensorRange:
-    """The values seen of one tensor.
+    """The values seen of one tensor."""
 
-    Attributes:
-        largest: magnitude of its finite values; not counted are those that mean minus infinity (`typed.MASK`).
-        nonfinite: values that are NaN or infinite.
-    """
-
-    largest: float = 0.0
-    nonfinite: int = 0
+    largest: float = 0.0  # magnitude of its finite values, but for those that mean minus infinity (`typed.MASK`)
+    nonfinite: int = 0  # values that are NaN or infinite
 
 
 def measure_ranges(

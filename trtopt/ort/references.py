@@ -28,17 +28,13 @@ class SplitSession:
     Args:
         outputs: tensors to compute, and nothing that they don't need; None: the graph's own outputs.
         open_part: makes the session of a part, by the names of what it has to give.
-
-    Raises:
-        ModelError: what a part reads is of an unknown type, or ONNX Runtime can't load one.
     """
 
     def __init__(
         self, proto: ModelProto, outputs: Sequence[str] | None, open_part: Callable[[ModelProto, Sequence[str]], Any]
     ) -> None:
-        weights = {tensor.name for tensor in proto.graph.initializer}
         self._weights = {tensor.name: tensor for tensor in proto.graph.initializer}
-        self._inputs = [value for value in proto.graph.input if value.name not in weights]
+        self._inputs = [value for value in proto.graph.input if value.name not in self._weights]
         declared = {value.name: value for value in proto.graph.output}
         self.wanted = [*declared] if outputs is None else list(outputs)
         self._outputs = [declared.get(name) or ValueInfoProto(name=name) for name in self.wanted]

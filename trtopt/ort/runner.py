@@ -35,9 +35,7 @@ class OnnxRunner:
         threads: threads within an operator; None: one per core.
         gpu: on the first GPU, where the installed ONNX Runtime can use one; else on the CPU; `on_gpu` says which it became.
 
-    Raises:
-        InvalidModel, ModelError: it isn't a valid ONNX model, or ONNX Runtime can't run it; its message is quoted.
-        UsageError, MissingDependency: the file doesn't exist, or ONNX Runtime isn't installed.
+    Raises: as `load_model` and `open_session`.
     """
 
     def __init__(
@@ -58,18 +56,18 @@ class OnnxRunner:
         ready = path if path is not None and as_it_is else widen(in_memory(proto))
         self._session = OnnxSession(ready, threads=threads, optimize=optimize, gpu=gpu)
         taken = network_inputs(proto)
-        self._batch = None if alone(taken.values()) else self._session.batch
-        self._given = () if self._batch is None else network_outputs(proto, taken)
+        # Inputs whose first axis has a fixed size, and the batch that this is, if it is one for all of these.
+        self._fixed = {name: info.sizes[0] for name, info in taken.items() if info.shape and info.sizes[0] > 0}
+        one = len({*self._fixed.values()}) == 1 and not alone(taken.values())
+        self._batch = next(iter(self._fixed.values())) if one else None
+        self._given = network_outputs(proto, taken) if one else ()
         self.on_gpu = self._session.on_gpu
         self._types = {name: _DTYPES.get(kind) for name, kind in self._session.inputs.items()}
         self.inputs, self.outputs = tuple(self._types), self._session.outputs
 
     def __call__(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        """Run once. Arrays are converted to the inputs' types within their kind, such as float16 to float32.
-
-        Raises:
-            DataError, UsageError: an input is missing, or its kind or shape doesn't fit.
-        """
+        """Run once. Arrays are converted to the inputs' types within their kind, such as float16 to float32; DataError or
+        UsageError where an input is missing, or its kind or shape doesn't fit."""
         absent = [name for name in self.inputs if name not in inputs]
         if absent:
             raise DataError(f"{self._what} needs {', '.join(absent)}; the data has {', '.join(inputs)}")
@@ -78,7 +76,7 @@ class OnnxRunner:
             array = np.asarray(inputs[name])
             feed[name] = converted(array, dtype, f"the input {name!r}", self._what) if dtype else array
         size = self._batch
-        fits = all(feed[name].shape[:1] == (size,) for name in self._session.fixed)  # others may begin otherwise
+        fits = all(feed[name].shape[:1] == (size,) for name in self._fixed)  # others may begin otherwise
         try:
             return self._session(feed) if size is None or fits else self._in_chunks(feed, size)
         except ModelError as error:

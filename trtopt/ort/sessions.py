@@ -33,8 +33,6 @@ BLOCK = 16  # channels that convolutions work on together, or half as many; fewe
 _NEWEST_IR = re.compile(r"max supported IR version: (\d+)")
 _UNREGISTERED = re.compile(r"([\w.]+):(\w+)\(-?\d+\) is not a registered function/op")
 _NEWEST_OPSET = re.compile(r"support for domain ai\.onnx is till opset (\d+)")
-
-
 # On CPUs without VNNI products of uint8 and int8 saturate at 16 bits but for the first, which is one of the optimizations; the
 # second keeps Q/DQ from becoming such products.
 _EXACT = ("session.x64quantprecision", "session.disable_quant_qdq")
@@ -209,21 +207,19 @@ def _older(model: ModelProto | str | os.PathLike[str], error: Exception) -> Mode
     return older
 
 
-def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return what of `feed` a session takes; in FP32 where it does and the arrays are of a half type (`graph.half.widen`)."""
-    types = {item.name: item.type for item in session.get_inputs()}
-    return {
-        name: np.asarray(array, np.float32) if types[name] == "tensor(float)" else np.asarray(array)
-        for name, array in feed.items()
-        if name in types
-    }
-
-
 def run_session(session: Any, outputs: Sequence[str] | None, feed: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return these outputs, or all, by name, of what of `feed` the session takes; ModelError where it can't be run."""
+    """Return these outputs, or all, by name, of what of `feed` the session takes, in FP32 where it does and the arrays are of a
+    half type (`graph.half.widen`); ModelError where it can't be run."""
     names = [item.name for item in session.get_outputs()] if outputs is None else outputs
+    types = {item.name: item.type for item in session.get_inputs()}
+    taken = {name: array for name, array in feed.items() if name in types}
+    floats = {name: np.float32 if types[name] == "tensor(float)" else None for name in taken}
+    return _results(session, names, {name: np.asarray(array, floats[name]) for name, array in taken.items()})
+
+
+def _results(session: Any, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     try:
-        return dict(zip(names, session.run(names, as_taken(session, feed))))
+        return dict(zip(names, session.run(names, feed)))
     except TrtoptError:  # of a reference
         raise
     except Exception as error:  # ONNX Runtime's exceptions have no common base
@@ -239,10 +235,7 @@ class OnnxSession:
     Attributes:
         provider: what it runs on; on_gpu: whether that is a GPU.
         inputs: name → ONNX Runtime's name of the type.
-        outputs: names.
         declared: the outputs' shapes as the model declares them.
-        fixed: inputs whose first axis has a fixed size.
-        batch: the size that inputs' first axes are fixed to; None: dynamic, or not the same for all that are fixed.
     """
 
     def __init__(
@@ -259,17 +252,8 @@ class OnnxSession:
         self.provider = str(self._session.get_providers()[0])
         self.on_gpu = self.provider == GPU
         self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
-        first = {item.name: item.shape[0] for item in self._session.get_inputs() if item.shape}
-        self.fixed = tuple(name for name, size in first.items() if isinstance(size, int) and size > 0)
-        sizes = {first[name] for name in self.fixed}
-        self.batch = sizes.pop() if len(sizes) == 1 else None
         self.declared = {item.name: item.shape for item in self._session.get_outputs()}
         self.outputs = tuple(self.declared)
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        try:
-            return dict(zip(self.outputs, self._session.run(None, dict(inputs))))
-        except TrtoptError:  # of a reference
-            raise
-        except Exception as error:
-            raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
+        return _results(self._session, self.outputs, inputs)
