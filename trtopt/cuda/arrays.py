@@ -81,12 +81,8 @@ _STAYS = contextlib.nullcontext()
 
 
 def view(obj: Any, stream: int) -> NDArray[Any] | View:
-    """Find out where an array's bytes are; nothing is copied.
-
-    Args:
-        obj: a NumPy array, or anything with DLPack, `__cuda_array_interface__`, or that NumPy makes an array of.
-        stream: handle of the CUDA stream that will read or write it.
-    """
+    """Find out where the bytes are of a NumPy array, or of anything with DLPack, `__cuda_array_interface__`, or that NumPy can
+    make an array of. Nothing is copied. `stream` is the handle of the CUDA stream that will read or write it."""
     if isinstance(obj, np.ndarray):
         if isinstance(obj, np.ma.MaskedArray):
             raise UsageError(f"{type(obj).__name__} is masked: fill it first (.filled(…))")

@@ -31,11 +31,7 @@ def stored_array(path: Path) -> NDArray[Any]:
 
 
 def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz file by name.
-
-    Args:
-        checked: its checksums were compared before, or will be.
-    """
+    """Return the arrays of an .npz file by name; its checksums are compared, unless that is `checked` before or later."""
     with readable(path), opened_regular(path) as file, zipfile.ZipFile(path) as archive:
         arrays: dict[str, NDArray[Any]] = {}
         for item in archive.infolist():
@@ -67,11 +63,7 @@ def _mapped(path: Path, file: IO[bytes], held: int) -> NDArray[Any]:
 
 
 def _header(path: Path, file: IO[bytes], held: int) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
-    """Read an array's header: its shape, dtype and order.
-
-    Args:
-        held: bytes that there are, header and all.
-    """
+    """Read an array's header, of `held` bytes in all: its shape, dtype and order."""
     begin = file.tell()
     layout: Any = np.lib.format  # untyped in some of the NumPy versions that are supported
     # 3.0 is 2.0 with UTF-8 in the names of fields; arrays with fields are no input of a model.

@@ -30,9 +30,8 @@ class ArrayBatches(Batches):
 
     Files are mapped, and compressed ones unpacked in each pass. Which samples a `limit` takes is decided by their content.
 
-    Raises:
-        UsageError: no such file, or names, shapes or dtypes that the model doesn't take (both are named).
-        DataError: unreadable content, NaN or infinite values (input and sample named), or no samples.
+    Raises: UsageError (no such file, or names, shapes or dtypes that the model doesn't take) and DataError (unreadable content,
+    NaN or infinite values, or no samples).
     """
 
     kind = "arrays"
@@ -169,10 +168,8 @@ def named_batches(source: Any, inputs: Sequence[TensorInfo]) -> Iterator[Mapping
 
 
 def _named(item: Any, inputs: Sequence[TensorInfo], number: int) -> Mapping[str, Any]:
-    """A batch by input names. Of a tuple the first ones are the inputs; labels behind them aren't read.
-
-    A single sample, without the axis that counts samples, as data sets give it, is a batch of one.
-    """
+    """A batch by input names. Of a tuple the first ones are the inputs; labels behind them aren't read. A single sample,
+    without the axis that counts samples, as data sets give it, is a batch of one."""
     if isinstance(item, Mapping):
         return {name: _batched(value, inputs, str(name)) for name, value in item.items()}
     parts = list(item) if isinstance(item, (tuple, list)) else [item]
@@ -202,11 +199,8 @@ def only(inputs: Sequence[TensorInfo], what: str, instead: str = "an .npz") -> T
 def _matched(
     part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where: str, reporter: Reporter | None = None
 ) -> dict[str, NDArray[Any]]:
-    """The arrays by input, with names, shapes, dtypes and numbers of samples as the model needs them.
-
-    Args:
-        reporter: of the first time, when checksums are compared, too; it is told what isn't read.
-    """
+    """The arrays by input, with names, shapes, dtypes and numbers of samples as the model needs them. The first time, when
+    there is a `reporter` to be told what isn't read, checksums are compared, too."""
     file = isinstance(part, Path)
     if isinstance(part, Path):
         single = part.suffix == ".npy"

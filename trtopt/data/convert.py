@@ -30,12 +30,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def check_kind(dtype: np.dtype[Any], name: str, what: str, taker: str = "the model") -> None:
-    """Raise UsageError unless arrays of type `dtype` may become ones of type `name`: both floating, or both whole numbers.
-
-    Args:
-        what: the array, for the message.
-        taker: what takes it, for the message.
-    """
+    """Raise UsageError, by the array's name `what` and the taker's, unless arrays of type `dtype` may become ones of type
+    `name`: both floating, or both whole numbers."""
     target = numpy_dtype(name)
     floating = _floating(dtype) and _floating(target)
     whole = dtype.kind in "iu" and target.kind in "iu"
@@ -47,11 +43,7 @@ def check_kind(dtype: np.dtype[Any], name: str, what: str, taker: str = "the mod
 
 def converted(array: NDArray[Any], name: str, what: str, taker: str = "the model") -> NDArray[Any]:
     """`array` in the type `name`, contiguous; itself where it is that already. UsageError for another kind, DataError for
-    values that the type can't hold: too large ones, or whole numbers that would be others.
-
-    Args:
-        what, taker: see `check_kind`.
-    """
+    values that the type can't hold: too large ones, or whole numbers that would be others."""
     check_kind(array.dtype, name, what, taker)
     target = numpy_dtype(name)
     if array.dtype == target:
@@ -78,16 +70,11 @@ def _nameless(dtype: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """Arrays as a model takes them.
-
-    Attributes:
-        samples: what is real of it, with the samples along the first axes.
-        size: samples that `feed` holds: more than those where a fixed batch is filled up.
-    """
+    """Arrays as a model takes them."""
 
     feed: dict[str, NDArray[Any]]
-    samples: dict[str, NDArray[Any]]
-    size: int
+    samples: dict[str, NDArray[Any]]  # what is real of it, with the samples along the first axes
+    size: int  # samples that `feed` holds: more than those where a fixed batch is filled up
 
     @property
     def real(self) -> int:
@@ -101,10 +88,8 @@ class Run:
 
 
 def single_runs(inputs: Mapping[str, TensorInfo], batches: Iterable[Arrays], size: int = 1) -> Iterator[Run]:
-    """Samples as a model takes them, one or `size` at a time.
-
-    Of a model whose inputs share a fixed batch, as many at a time as that holds; the last ones filled up.
-    """
+    """Samples as a model takes them, one or `size` at a time; of a model whose inputs share a fixed batch, as many at a time as
+    that holds, the last ones filled up."""
     infos = tuple(inputs.values())
     fixed = {1} if alone(infos) else {info.shape[0] for info in infos if info.shape and 0 not in info.open_axes}
     size = int(fixed.pop()) if len(fixed) == 1 else size

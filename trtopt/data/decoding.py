@@ -114,11 +114,8 @@ _opencv_silent = Shared(_opencv_silenced)
 
 
 def pixels(image: Any, index: int) -> NDArray[Any]:
-    """Return an image, uint8 height × width × 3 in RGB, from a path, an encoded image, or such an array.
-
-    Args:
-        index: names it in messages.
-    """
+    """Return an image, uint8 height × width × 3 in RGB, from a path, an encoded image, or such an array, which errors call by
+    its index."""
     if isinstance(image, np.ndarray):
         check_image(image, f"image {index}")
         return image

@@ -15,27 +15,16 @@ RESOLUTION = 4 * float(np.finfo(np.float32).eps)
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between one set of outputs and another.
+    """The difference between one set of outputs and another."""
 
-    Attributes:
-        absolute: largest |a − b| over all outputs.
-        relative: largest |a − b| / max |a| of an output.
-        scale: max |a| over all outputs; 0: the reference is all zeros, so that agreement says nothing.
-        output: the output with the largest relative difference.
-    """
-
-    absolute: float
-    relative: float
-    scale: float
-    output: str
+    absolute: float  # largest |a − b| over all outputs
+    relative: float  # largest |a − b| / max |a| of an output
+    scale: float  # max |a| over all outputs; 0: the reference is all zeros, so that agreement says nothing
+    output: str  # the one with the largest relative difference
 
     def within(self, tolerance: float, *, bounded: frozenset[str] = frozenset()) -> bool:
-        """At most `tolerance`, relative.
-
-        Args:
-            bounded: outputs of a sigmoid or softmax, where what float32 resolves around 1 is accepted too: in the tail of
-                one, the largest value may itself be a rounding error.
-        """
+        """At most `tolerance`, relative. Of the outputs `bounded` by a sigmoid or softmax what float32 resolves around 1 is
+        accepted, too: in the tail of one, the largest value may itself be a rounding error."""
         return self.relative <= tolerance or (self.output in bounded and self.absolute <= RESOLUTION)
 
     def __str__(self) -> str:

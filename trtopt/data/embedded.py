@@ -26,15 +26,10 @@ _WHOLE = 0.01  # how far from a whole number a pixel may be found, of grey level
 
 @dataclass(frozen=True)
 class Embedded(Described):
-    """An embedded preprocessing.
+    """An embedded preprocessing."""
 
-    Attributes:
-        input: the input that takes pixels: uint8, samples × height × width × channels, RGB or gray.
-        preprocess: how an image becomes the model's own input, as if nothing were embedded.
-    """
-
-    input: str
-    preprocess: Preprocess
+    input: str  # takes pixels: uint8, samples × height × width × channels, RGB or gray
+    preprocess: Preprocess  # how an image becomes the model's own input, as if nothing were embedded
 
     @classmethod
     def of(cls, preprocess: Preprocess | None, inputs: Sequence[TensorInfo]) -> Embedded:

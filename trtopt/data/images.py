@@ -37,10 +37,8 @@ class ImageBatches(Batches):
     Attributes:
         names: the files used, in the order given (a folder's: by name, and relative to it); "image N" for one in memory.
 
-    Raises:
-        UsageError: no such folder, no image in it, an image in memory of another kind, or an image input that doesn't fit the
-            model.
-        DataError: an empty list, or no image that can be decoded.
+    Raises: UsageError (no such folder, no image in it, or one that doesn't fit the model) and DataError (an empty list, or no
+    image that can be decoded).
     """
 
     kind = "images"

@@ -138,11 +138,8 @@ class Preprocess(Described):
             raise UsageError(f"{where}{error}") from None
 
     def unlike(self, other: Preprocess, *, resized: bool = True) -> str:
-        """Names of what `other` says otherwise, such as "resize and channels"; empty: nothing. Sizes and types don't count.
-
-        Args:
-            resized: how an image comes to its size counts.
-        """
+        """Names of what `other` says otherwise, such as "resize and channels"; empty: nothing. Sizes and types don't count, and
+        how an image comes to its size only if it is `resized`."""
         names = [
             name for name in ("channels", "layout") if len({getattr(self, name), getattr(other, name)} - {None}) > 1
         ]
@@ -216,8 +213,8 @@ class Preprocess(Described):
                 f"the input {info.name} has shape {info.dims}; images need four dimensions: give `data=` instead"
             )
         axes, mine = self._axes(info), self.count
-        channels, layout = info.shape[axes[0]], "nhwc" if axes[0] == 3 else "nchw"
-        if isinstance(channels, int) and channels > 0 and channels != mine:
+        channels, layout = info.sizes[axes[0]], "nhwc" if axes[0] == 3 else "nchw"
+        if channels not in (-1, mine):
             raise UsageError(
                 f"the input {info.name} has {channels} channels in {layout.upper()}, the preprocessing gives {mine} "
                 f"({self.channels}): give other `channels=` or `layout=`"
@@ -237,16 +234,15 @@ class Preprocess(Described):
             UsageError: the input isn't an image in this layout, or its size or channels contradict; both are named.
         """
         typed = self.typed(info)
-        _, height, width = (info.shape[axis] for axis in self._axes(info))
-        fixed = [size if isinstance(size, int) and size > 0 else None for size in (height, width)]
+        _, height, width = (info.sizes[axis] for axis in self._axes(info))
         if self.size is None:
-            if None in fixed:
+            if -1 in (height, width):
                 raise UsageError(
                     f"the input {info.name} {info.dims} leaves its size open: give `size='HEIGHTxWIDTH'` such as 640x640, or "
                     "size = [height, width] in a `preprocess=` file"
                 )
-            return replace(typed, size=(int(fixed[0] or 0), int(fixed[1] or 0)))
-        if any(model not in (None, own) for model, own in zip(fixed, self.size)):
+            return replace(typed, size=(height, width))
+        if any(model not in (-1, own) for model, own in zip((height, width), self.size)):
             raise UsageError(
                 f"the preprocessing makes images of {x(self.size)}, the input {info.name} takes {info.dims}"
             )

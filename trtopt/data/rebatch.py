@@ -29,12 +29,7 @@ _ANY = 1 << 62  # samples
 
 
 def samples_in(batch: Mapping[str, Any], where: str = "") -> int:
-    """Count the samples of a batch.
-
-    Args:
-        batch: name → anything with `ndim` and a length.
-        where: begins the message.
-    """
+    """Count the samples of a batch of anything with `ndim` and a length; `where` begins a DataError's message."""
     counts = {name: len(array) if array.ndim else -1 for name, array in batch.items()}
     scalar = next((name for name, count in counts.items() if count < 0), None)
     if scalar is not None:
@@ -50,10 +45,8 @@ def alone(infos: Iterable[TensorInfo]) -> bool:
 
 
 def counting(inputs: Iterable[TensorInfo]) -> dict[str, int]:
-    """The inputs that a batch grows with, each with the axis of its samples; none, where fixed ones aren't of one size.
-
-    Beside one whose batch is open, an input of a fixed size there is the same for all samples.
-    """
+    """The inputs that a batch grows with, each with the axis of its samples; none, where fixed ones aren't of one size. Beside
+    one whose batch is open, an input of a fixed size there is the same for all samples."""
     axes = {info.name: info.batch_axis for info in inputs if info.shape and info.batch_axis is not None}
     sizes = {info.name: info.sizes[axes[info.name]] for info in inputs if info.name in axes}
     if -1 in sizes.values():
@@ -178,11 +171,8 @@ def moved(array: Any, axis: int | None) -> Any:
 
 
 def joined(batches: Iterable[Arrays], infos: Iterable[TensorInfo] = ()) -> dict[str, NDArray[Any]]:
-    """One batch of all samples, in order; a single batch's arrays as they are. At least one batch is needed.
-
-    Args:
-        infos: where samples lie; if nowhere, an axis before the others counts the batches. Without, they are first.
-    """
+    """One batch of all samples, in order, of at least one batch; a single one's arrays as they are. `infos` say where samples
+    lie; if nowhere, an axis before the others counts the batches. Without, they are first."""
     parts = list(batches)
     if len(parts) == 1:
         return dict(parts[0])
@@ -206,10 +196,8 @@ def filled(batch: Arrays, size: int) -> dict[str, NDArray[Any]]:
 
 
 def chunks(batch: Arrays, most: int, least: int = 1) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
-    """At most `most` samples at a time, each chunk with how many of its samples are real.
-
-    What is left at the end and is fewer than `least` is filled up with its last sample.
-    """
+    """At most `most` samples at a time, each chunk with how many of its samples are real: what is left at the end and is fewer
+    than `least` is filled up with its last sample."""
     count = samples_in(batch)
     for start in range(0, count, max(1, most)):
         size = min(most, count - start)
@@ -220,10 +208,8 @@ def chunks(batch: Arrays, most: int, least: int = 1) -> Iterator[tuple[dict[str,
 
 
 def rebatched(batches: Iterable[Arrays], size: int) -> Iterator[dict[str, NDArray[Any]]]:
-    """The same samples in the same order, `size` at a time.
-
-    Fewer at the end, and before samples of other shapes than those before them, which can't share a batch.
-    """
+    """The same samples in the same order, `size` at a time; fewer at the end, and before samples of other shapes than those
+    before them, which can't share a batch."""
     pending: list[Arrays] = []
     count = 0
     for batch in batches:
