@@ -282,9 +282,9 @@ class DeviceArray:
         ordinal: int,
         owner: Any,
         *,
+        copy_to_host: Callable[[NDArray[Any], int], None],
         stream: int | None = None,
         ready: Event | None = None,
-        copy_to_host: Callable[[NDArray[Any], int], None] | None = None,
         streams: set[int] | None = None,
     ) -> None:
         self.address, self.shape, self.dtype, self.ordinal = address, shape, dtype, ordinal
@@ -323,8 +323,6 @@ class DeviceArray:
 
     def numpy(self) -> NDArray[Any]:
         """A copy in host memory; waits until the result is there."""
-        if self._copy is None:
-            raise UsageError("this array can't be copied to the host")
         target = np.empty(self.shape, self.dtype)
         if self._ready is not None:
             self._ready.synchronize()
