@@ -43,8 +43,7 @@ def compare(
         opened: `before` takes one sample, on the first axis of its inputs, and `after` any number: at the first of the sizes,
             `after` is given two at once, and `before` each of them.
 
-    Raises:
-        ModelError: `before` couldn't be run, or isn't fit for it (`_unfit`).
+    Raises: ModelError where `before` couldn't be run, or isn't fit for it (`_unfit`).
     """
     require("onnxruntime", "ort", "comparing the models")
     if why := _unfit(before, made_up=not samples):
@@ -113,12 +112,9 @@ def sizes_to_try(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> l
             shapes = {name: getattr(ranges, which) for name, ranges in profile.items()}
             known = {key: (axis, shapes[name][axis]) for name, axis, key in keys if axis < len(shapes.get(name, ()))}
             found.append({key: size if axis or which == "min" else min(2, size) for key, (axis, size) in known.items()})
+    batches = {key for _, axis, key in keys if axis == 0}
     for guess in TRIED_SIZES:
-        for batch in (1, 2):
-            sizes: dict[str, int] = {}
-            for _, axis, key in keys:
-                sizes[key] = batch if axis == 0 else sizes.get(key, guess)
-            found.append(sizes)
+        found += [{key: batch if key in batches else guess for _, _, key in keys} for batch in (1, 2)]
     return [sizes for number, sizes in enumerate(found) if sizes not in found[:number]]
 
 
