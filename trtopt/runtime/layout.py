@@ -35,9 +35,8 @@ Layout: TypeAlias = "tuple[Locations, list[Copy], list[Result], tuple[int, ...]]
 class Wanted:
     """A caller's wishes for a call's results."""
 
-    out: Mapping[str, Source] = field(
-        default_factory=dict
-    )  # views of arrays that they go into; of others new ones are made
+    # Views of arrays that results go into; of others new ones are made.
+    out: Mapping[str, Source] = field(default_factory=dict)
     stream: int | None = None  # the caller's, which they come in the order of; None: they are waited for
     example: Any = None  # an array of the library that new ones are made for; None: NumPy
 
