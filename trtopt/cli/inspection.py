@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from trtopt.cli.tables import print_table
-from trtopt.core.words import first_of
+from trtopt.core.words import counted, first_of
 
 MOST_SHOWN = 20  # of what differs, in each table
 
@@ -33,7 +33,7 @@ def difference_lines(difference: Any) -> Iterator[str]:
                 print(f"{len(rows) - len(shown_rows)} more: --json has all")
     for name, lacks in zip(names, ("other", "this")):
         if nodes := [item.what for item in difference.precision if getattr(item, lacks) is None]:
-            yield f"only in {name} in a layer with products: {len(nodes)} node{'s' * (len(nodes) > 1)} ({first_of(nodes)})"
+            yield f"only in {name} in a layer with products: {counted(len(nodes), 'node')} ({first_of(nodes)})"
     if difference.same:
         yield "nothing differs of what is compared"
     for note in difference.notes:

@@ -12,7 +12,6 @@ from trtopt.core.operators import Operator
 
 _Array = NDArray[np.float32]
 _CANDIDATES = 5000  # best scores of an image that EfficientNMS looks at
-_HALF = ("fp32", "fp16")
 
 
 def efficient_nms(
@@ -119,18 +118,15 @@ def _nms_shapes(boxes: Any, scores: Any, *_: Any, max_output_boxes: int, **__: A
     return [(batch, 1), (batch, max_output_boxes, 4), (batch, max_output_boxes), (batch, max_output_boxes)]
 
 
+def _attention_shapes(value: Any, sizes: Any, starts: Any, places: Any, weights: Any) -> list[Any]:
+    return [(*places[:3], value[3])]
+
+
 OPERATORS = {
-    "EfficientNMS_TRT": Operator(
-        "EfficientNMS_TRT", efficient_nms, _nms_shapes, ("int32", "", "", "int32"), _HALF, source="trtopt 1"
-    ),
-    "MultiscaleDeformableAttnPlugin_TRT": Operator(
-        "MultiscaleDeformableAttnPlugin_TRT",
-        deformable_attention,
-        lambda value, _, __, places, weights: [(*places[:3], value[3])],
-        types=_HALF,
-        source="trtopt 1",
-    ),
-    "GroupNormalizationPlugin": Operator(
-        "GroupNormalizationPlugin", group_normalization, lambda x, *_, **__: [x], types=_HALF, source="trtopt 1"
-    ),
+    name: Operator(name, reference, shapes, outputs, ("fp32", "fp16"), source="trtopt 1")
+    for name, reference, shapes, outputs in (
+        ("EfficientNMS_TRT", efficient_nms, _nms_shapes, ("int32", "", "", "int32")),
+        ("MultiscaleDeformableAttnPlugin_TRT", deformable_attention, _attention_shapes, ()),
+        ("GroupNormalizationPlugin", group_normalization, lambda x, *_, **__: [x], ()),
+    )
 }

@@ -53,7 +53,7 @@ class Operator:
 
     def __call__(self, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the results for inputs (None where one is left out). UsageError where the reference fails."""
-        with self._told(arrays):
+        with _told(f"the reference of {self.name} failed on {_sizes(arrays)}"):
             results = _several(self.reference(*arrays, **_own(attributes)))
         given = [item.shape for item in arrays if item is not None]
         said = self.shapes_of(given, attributes) if len(given) == len(arrays) else ()
@@ -70,7 +70,7 @@ class Operator:
         """Return the results' shapes for those of the inputs; none where one is absent. UsageError where the rule fails."""
         if self.shapes is None or self.required() - attributes.keys():
             return ()
-        with self._told(shapes, "the rule for shapes"):
+        with _told(f"the rule for shapes of {self.name} failed on {_sizes(shapes)}"):
             return tuple(map(tuple, self.shapes(*shapes, **_own(attributes))))
 
     def required(self) -> set[str]:
@@ -78,15 +78,19 @@ class Operator:
         given = inspect.signature(self.reference).parameters.values()
         return {item.name for item in given if item.kind is item.KEYWORD_ONLY and item.default is item.empty}
 
-    @contextlib.contextmanager
-    def _told(self, inputs: Sequence[Any], what: str = "the reference") -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # the user's own function may raise anything
-            where = f" ({location})" if (location := place(error)) else ""
-            sizes = ", ".join(str(getattr(item, "shape", item)) for item in inputs)
-            failed = f"{what} of {self.name} failed on {sizes}"
-            raise UsageError(f"{failed}: {type(error).__name__}: {essence(error)}{where}") from error
+
+@contextlib.contextmanager
+def _told(failed: str) -> Iterator[None]:
+    """Raise UsageError, with the place, for whatever the user's own code raises."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        where = f" ({location})" if (location := place(error)) else ""
+        raise UsageError(f"{failed}: {type(error).__name__}: {essence(error)}{where}") from error
+
+
+def _sizes(inputs: Iterable[Any]) -> str:
+    return ", ".join(str(getattr(item, "shape", item)) for item in inputs)
 
 
 def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def operator(
     """
     if not isinstance(name, str):
         raise UsageError("@trtopt.operator takes the operator's name, such as @trtopt.operator('acme::Swish')")
-    key, known_types, given = _key(name), _names(types), _names(outputs)
+    key, known_types, given = _key(name), _each(types), _each(outputs)
     for what, said, allowed in (("types", known_types, TYPES), ("outputs", given, OUTPUTS)):
         if (wrong := next((item for item in said if item not in allowed), None)) is not None:
             raise UsageError(
@@ -215,7 +219,7 @@ def load(request: Any) -> None:
 
 
 def _each(given: Any) -> tuple[Any, ...]:
-    """Return the files that an option names; none of a switch, which `trtopt version` has by that name."""
+    """Return what an argument names, one or several; nothing of a switch, as `trtopt version` has by the name of plugins."""
     return (given,) if isinstance(given, (str, os.PathLike)) else () if isinstance(given, bool) else tuple(given)
 
 
@@ -242,16 +246,8 @@ def run_file(path: Path) -> None:
     """Import a Python file of the user's own, with its siblings; UsageError says where it failed."""
     if path.suffix != ".py":
         raise UsageError(f"{path} isn't a Python file: its name has to end in .py")
-    try:
-        with importing, own_imports():
-            module_of_file(path)
-    except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
-        where = f" ({location})" if (location := place(error)) else ""
-        raise UsageError(f"{path} can't be imported: {type(error).__name__}: {essence(error)}{where}") from error
-
-
-def _names(given: Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+    with _told(f"{path} can't be imported"), importing, own_imports():
+        module_of_file(path)
 
 
 def _key(name: str) -> tuple[str, str]:

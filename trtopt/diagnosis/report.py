@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,7 +21,7 @@ from trtopt.core.errors import UsageError, require
 from trtopt.core.files import whole, write_bytes
 from trtopt.core.options import flag_of, options, spoken, taking
 from trtopt.core.values import x
-from trtopt.core.words import visible
+from trtopt.core.words import counted, grouped, visible
 from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
 from trtopt.diagnosis.results import BESIDE, Subject, measured
@@ -81,7 +81,7 @@ def report(request: ReportRequest) -> Report:
     try:
         with request.reporter.phase("drawing"):
             contents = plain(_contents(measured(plan, engine, engine.manifest, request.results)))
-            page = html(contents).encode()
+            page = rendered("page.html", {**contents, "charts": _charts(contents)}).encode()
     except _MISSHAPEN as error:
         if not Path(f"{plan}{BESIDE}").exists():
             raise
@@ -196,26 +196,24 @@ def _add_damage(layers: Sequence[dict[str, Any]], sensitivity: Any) -> None:
     for layer in sorted(layers, key=lambda item: item["kind"] not in HEAVY):
         for node in layer["nodes"]:
             homes.setdefault(node, layer)
-    noise: dict[int, float] = {}
+    noise = defaultdict[int, float](float)
     for source in sensitivity["sources"] if sensitivity is not None else ():
         snr = float(source["snr_db"].get(sensitivity["output"], "inf"))
         power = 0.0 if math.isnan(snr) else 10 ** (-max(snr, -200.0) / 10)
         for node in source["nodes"]:
             if node in homes:
-                number = homes[node]["number"]
-                noise[number] = noise.get(number, 0.0) + power / len(source["nodes"])
+                noise[homes[node]["number"]] += power / len(source["nodes"])
     for layer in layers:
-        if (power := noise.get(layer["number"], 0.0)) > 0:
+        if (power := noise[layer["number"]]) > 0:
             layer["damage_db"] = -10 * math.log10(power)
 
 
 def _precision(manifest: Manifest, layers: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
     """Shares by precision: of the layers with products, of their multiply-accumulates, of the time."""
     counts: Counter[str] = Counter(layer["precision"] or "unknown" for layer in layers if layer["kind"] in HEAVY)
-    times: dict[str, float] = {}
+    times = defaultdict[str, float](float)
     for layer in layers:
-        precision = layer["precision"] or "unknown"
-        times[precision] = times.get(precision, 0.0) + (layer["share"] or 0.0)
+        times[layer["precision"] or "unknown"] += layer["share"] or 0.0
     shares = {
         "time": times,
         "arithmetic": manifest.coverage,
@@ -312,11 +310,6 @@ def _provenance(subject: Subject) -> dict[str, Any]:
 # The page --------------------------------------------------------------------------------------------------------------------
 
 
-def html(contents: Mapping[str, Any]) -> str:
-    """Make the page of a report's contents."""
-    return rendered("page.html", {**contents, "charts": _charts(contents)})
-
-
 def rendered(name: str, contents: Mapping[str, Any]) -> str:
     """Make a page by one of the templates that lie here."""
     jinja2 = require("jinja2", "report", "writing a report")
@@ -371,13 +364,10 @@ def _fact(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _grouped(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Nodes that aren't in the precision asked for, by why not; the commonest reason first."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for item in nodes:
-        groups.setdefault((str(item["precision"]), str(item["reason"])), []).append(f"{item['node']} ({item['op']})")
-    pairs = sorted(groups.items(), key=lambda pair: -len(pair[1]))
-    return [{"nodes": names, "precision": precision, "reason": reason} for (precision, reason), names in pairs]
+def _grouped(nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Nodes that aren't in the precision asked for, by it and the reason why not; the commonest first."""
+    groups = grouped(((item["precision"], item["reason"]), f"{item['node']} ({item['op']})") for item in nodes)
+    return sorted(groups.items(), key=lambda pair: -len(pair[1]))
 
 
 def _nodes(names: Sequence[str]) -> str:
@@ -389,8 +379,7 @@ def _nodes(names: Sequence[str]) -> str:
             break
         shown.append(_short(name))
     rest = [f"{len(own) - len(shown)} more" if len(own) > len(shown) else ""]
-    count = len(names) - len(own)
-    rest.append(f"{count} conversion{'s' * (count > 1)}" if count else "")
+    rest.append(counted(count, "conversion") if (count := len(names) - len(own)) else "")
     return ", ".join(filter(None, [*shown, *rest]))
 
 
