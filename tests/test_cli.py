@@ -22,7 +22,7 @@ from world import World
 
 import trtopt
 from trtopt import cli
-from trtopt.cli import application, commands, tables
+from trtopt.cli import application, commands
 from trtopt.core.errors import UnsupportedRequest
 from trtopt.core.progress import Reporter
 from trtopt.linting.checker import CheckReport
@@ -283,12 +283,12 @@ def test_tables_fit_the_terminal_and_cut_nothing(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     columns, row = TABLES[name]
-    tables.print_table("m.engine", columns, [row])
+    application.print_table("m.engine", columns, [row])
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", terminal.getvalue())  # NO_COLOR
     shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
     least = 9 * 10 if name == "figures" else 0  # figures are never broken
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= max(width, least)
-    assert all(cell in shown for cell in row if len(cell) <= tables.SHORT and " " not in cell)
+    assert all(cell in shown for cell in row if len(cell) <= application.SHORT and " " not in cell)
     characters = re.compile(r"[a-z0-9]")
     assert len(characters.findall(shown)) >= sum(len(characters.findall(cell)) for cell in row)
 

@@ -14,9 +14,8 @@ from trtopt.autotune.request import SensitivityRequest, TiersRequest, TuneReques
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.certification.request import CertifyRequest
-from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of
+from trtopt.cli.application import Options, RayAlone, ValuesInARow, command_group, command_of, print_table
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size
-from trtopt.cli.tables import print_table
 from trtopt.core import stopping
 from trtopt.core.library_output import wanted
 from trtopt.core.progress import Reporter

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from trtopt.cli.tables import print_table
+from trtopt.cli.application import print_table
 from trtopt.core.words import counted, first_of
 
 MOST_SHOWN = 20  # of what differs, in each table
