@@ -15,8 +15,7 @@ from trtopt.core.errors import MissingDependency, UsageError
 from trtopt.data import open_data, samples as crops
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.exporter import export
-from trtopt.recipes.classnames import load_classes
-from trtopt.recipes.loader import FOLDER, known_recipes, load_recipe, package_file
+from trtopt.recipes.loader import FOLDER, known_recipes, load_classes, load_recipe, package_file
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -31,7 +31,7 @@ from trtopt.graph.prepare import holds_scales, prepare, taken, without_scales
 from trtopt.graph.proto import custom_nodes, operators_in
 from trtopt.linting.refusals import refuse
 from trtopt.ort.folding import proven
-from trtopt.recipes.classnames import check_classes, load_classes
+from trtopt.recipes.loader import check_classes, load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import Generation
 

@@ -31,7 +31,7 @@ from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.linting.rules import refuse_damaged
 from trtopt.ort.runner import OnnxRunner
-from trtopt.recipes.classnames import load_classes
+from trtopt.recipes.loader import load_classes
 from trtopt.runtime.session import Session
 from trtopt.trt.plans import plan_header
 

@@ -23,8 +23,7 @@ from trtopt.core.values import METHODS, Override, choice, parse_targets
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.evaluation.limits import Limits
 from trtopt.jobs.request import JobsRequest
-from trtopt.recipes.classnames import load_classes
-from trtopt.recipes.loader import check_keys
+from trtopt.recipes.loader import check_keys, load_classes
 
 KINDS = ("calibrate", "build")
 # Each the options of a build that it stands for.

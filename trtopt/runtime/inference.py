@@ -30,7 +30,7 @@ from trtopt.data.decoding import decode, pixels
 from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import Call, Skipped, calls, joined, samples_first
-from trtopt.recipes.classnames import check_classes, load_classes
+from trtopt.recipes.loader import check_classes, load_classes
 from trtopt.runtime.images import Prediction, best, listed, preparation, scores_classes, stacked
 from trtopt.runtime.request import RunRequest, opening_options
 from trtopt.runtime.session import Session
