@@ -74,7 +74,6 @@ class Operator:
             return tuple(map(tuple, self.shapes(*shapes, **_own(attributes))))
 
     def required(self) -> set[str]:
-        """Return the attributes that have no default."""
         given = inspect.signature(self.reference).parameters.values()
         return {item.name for item in given if item.kind is item.KEYWORD_ONLY and item.default is item.empty}
 
@@ -190,7 +189,6 @@ def digest(operators: Iterable[Operator]) -> str:
 
 
 def registered() -> list[Operator]:
-    """Return the operators that this process has registered."""
     with _lock:
         return list(_operators.values())
 

@@ -221,11 +221,8 @@ def idle(request: Any) -> dict[str, str]:
     problems = {}
     for name, (item, said) in known.items():
         value = getattr(request, name)
-        if (
-            said.beside
-            and value is not item.default
-            and not (isinstance(value, (int, str, float)) and value == item.default)
-        ):
+        as_default = value is item.default or (isinstance(value, (int, str, float)) and value == item.default)
+        if said.beside and not as_default:
             others = [(getattr(request, found[1]), found[2]) for found in NAMED.finditer(said.beside)]
             if not any(_is_on(other, wanted) for other, wanted in others):
                 this = named(name, value if isinstance(value, bool) else None)

@@ -91,14 +91,11 @@ def _lock(folder: Path) -> int | None:
 def locked(descriptor: int, path: Path) -> bool:
     """Lock what is open, if it is still what lies at `path` and nobody else has it; else close it. OSError: there are no
     locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), path.stat()):
-            return True
-    except (BlockingIOError, FileNotFoundError, NotADirectoryError):
-        pass
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError, NotADirectoryError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                stack.pop_all()
+                return True
     return False

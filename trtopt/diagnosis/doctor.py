@@ -146,7 +146,6 @@ class Host:
 
 
 def examine() -> Host:
-    """Look at this host."""
     packages: dict[str, str] = {}
     for item in importlib.metadata.distributions():
         if item.metadata and "Name" in item.metadata:  # a folder that a broken installation left has none
@@ -380,7 +379,6 @@ def onnxruntime_provider(host: Host) -> Iterator[HostFinding]:
 
 
 def host_findings(host: Host) -> list[HostFinding]:
-    """Run every check."""
     checks = (
         overlaid_packages,
         failing_imports,

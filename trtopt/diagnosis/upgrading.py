@@ -120,8 +120,7 @@ class Upgrade:
         return {**plain(self), "ok": self.ok}
 
     def lines(self) -> list[str]:
-        marks = {True: "FAILS: ", False: ""}
-        return [f"{marks[item.gate]}{item.engine}: {item.text}" for item in self.changes]
+        return [f"{'FAILS: ' * item.gate}{item.engine}: {item.text}" for item in self.changes]
 
 
 @taking(UpgradeRequest)

@@ -19,7 +19,7 @@ from trtopt.calibration.observe import Observation, combined, observe, require_g
 from trtopt.calibration.prepared import Prepared, prepare
 from trtopt.calibration.quality import check_samples, data_notes
 from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
-from trtopt.core.files import made_folder, sha256_file
+from trtopt.core.files import sha256_file
 from trtopt.core.operators import load
 from trtopt.core.progress import Warnings
 from trtopt.core.values import Override
@@ -80,8 +80,7 @@ def open_pass(job: Job, folder: Path, threads: int) -> Pass:
     samples = open_data(loaded.inputs, **samples_of(job.data), batch=BATCH, threads=threads)
     insist = "insist with allow_unusual_data = true in the list's [data.NAME]"
     check_samples(samples, insist=None if job.data.allow_unusual_data else insist)
-    sizes = () if alone(loaded.inputs) else (info.shape[0] for info in loaded.inputs if info.shape)
-    fixed = max((size for size in sizes if isinstance(size, int)), default=1)
+    fixed = 1 if alone(loaded.inputs) else max([1, *(info.sizes[0] for info in loaded.inputs if info.shape)])
     return Pass(replace(prepared, proto=onnx.ModelProto()), folder, fixed, samples, job.operators)
 
 
@@ -131,7 +130,6 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
     def written(job: Job) -> dict[str, Any] | TrtoptError:
         try:
             table = whole.with_method(job.method)
-            made_folder(job.output.parent, advice="")
             table.save(job.output)
         except TrtoptError as error:
             return error
