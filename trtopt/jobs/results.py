@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trtopt.core.documents import AnyText, Count, Duration, Name, converted
+from trtopt.core.documents import AnyText, Count, Duration, Name, converted, plain
 from trtopt.core.words import counted
 from trtopt.jobs.joblist import BuildJob, Job
 
@@ -72,9 +72,8 @@ class JobResult:
     def to_json(self) -> dict[str, Any]:
         """Return what a calibration or a build is about; `output` is "table" or "engine"."""
         left_out = _OF_CALIBRATIONS if self.kind == "build" else _OF_BUILDS
-        plain = asdict(self) | {"notes": list(self.notes), "targets": list(self.targets)}
         names = {"output": "engine" if self.kind == "build" else "table"}
-        return {names.get(name, name): value for name, value in plain.items() if name not in left_out}
+        return {names.get(name, name): value for name, value in plain(self).items() if name not in left_out}
 
     @property
     def status(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from trtopt.core.errors import UsageError
 from trtopt.core.shapes import DEFAULT_BATCH
 from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, named_size
-from trtopt.engine.manifest import Manifest
+from trtopt.engine.manifest import Manifest, described_spec
 
 _NUMPY = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 
@@ -52,7 +51,7 @@ def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
             for items in (manifest.inputs, manifest.outputs)
         )
     fixed = {info.name: ShapeRange(*[info.sizes] * 3) for info in inputs if not info.open_axes}
-    ranges: Sequence[Profile] = manifest.ranges if manifest.profiles else [{}]
+    ranges = manifest.ranges or ({},)
     for info in inputs:
         for item in (profile[info.name] for profile in ranges if info.name in profile):
             sizes = list(zip(info.sizes, item.min, item.max))
@@ -70,14 +69,10 @@ def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
 
 def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
     """A tensor of the model in the type that the plan has it in."""
-    dtype, spec = info.dtype, manifest.spec
-    wide = manifest.generation["family"] == "tensorrt8"
-    if dtype == "float64" or (wide and dtype == "int64"):
-        dtype = {"float64": "float32", "int64": "int32"}[dtype]
-    if dtype == "float32" and not spec.get("io_fp32", True):
-        precision = Precision(spec["precision"])
-        base = Precision(spec.get("remainder", "fp16")) if precision.quantized else precision
-        dtype = _NUMPY.get(base, dtype)
+    spec, narrow = described_spec(manifest.spec), manifest.generation["family"] == "tensorrt8"
+    dtype = "float32" if info.dtype == "float64" else "int32" if narrow and info.dtype == "int64" else info.dtype
+    if dtype == "float32" and not spec.io_fp32:
+        dtype = _NUMPY.get(spec.base, dtype)
     return replace(info, dtype=dtype, shape=tuple(info.shape))
 
 

@@ -134,6 +134,7 @@ class _Model:
 
     def prepare(self, delay: float) -> None:
         request = self.request
+        self.manifest.check_plan(self.engine)
         if request.runtime == "onnxruntime":
             if self.manifest.graph_file is None:
                 raise UsageError(
@@ -141,9 +142,8 @@ class _Model:
                     "folder: build with `save_onnx=`"
                 )
             existing_file(self.engine.parent / self.manifest.graph_file, "the graph kept at the build", WITHOUT_GRAPH)
-        self.manifest.check_plan(self.engine)
-        on_cpu = request.runtime == "onnxruntime"
-        self.libraries = () if on_cpu else self.manifest.check_plugins(self.engine, plugins())
+        else:
+            self.libraries = self.manifest.check_plugins(self.engine, plugins())
         interface = read_interface(self.engine, self.manifest, request.runtime)
         batching = find_batching(interface)
         labelled = self._labels(interface)
