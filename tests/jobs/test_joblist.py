@@ -247,6 +247,17 @@ def test_an_option_holds_for_the_engines_that_it_has_an_effect_in(tmp_path: Path
     assert found["one.fp16.sm89"] == ("auto", 1) and found["one.fp32.sm89"] == ("auto", 0)
 
 
+def test_paths_in_options_are_relative_to_the_list_and_words_are_no_paths(tmp_path: Path) -> None:
+    (tmp_path / "imagenet.txt").write_text("cat\ndog\n")
+    given = 'timing_cache = "t"\nstore = "kept"\nmetric = "m.py:top"\nmin = 0.9\nclasses = "imagenet.txt"'
+    request = builds(tmp_path, ENGINES.replace('workspace = "2GiB"', given))["one.int8.sm89"].request
+    found = [request.timing_cache, request.store, request.metric, request.classes]
+    assert found == [tmp_path / "t", tmp_path / "kept", f"{tmp_path / 'm.py'}:top", ("cat", "dog")]
+    words = 'timing_cache = "none"\nstore = "local"\nmetric = "module:top"\nmin = 0.9'
+    request = builds(tmp_path, ENGINES.replace('workspace = "2GiB"', words))["one.int8.sm89"].request
+    assert (request.timing_cache, request.store, request.metric) == ("none", "local", "module:top")
+
+
 def test_a_lists_custom_operators_are_each_jobs(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"")
     (tmp_path / "list.toml").write_text(

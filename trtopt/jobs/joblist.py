@@ -35,6 +35,13 @@ _CODE = ("plugins", "operators")  # of the whole list
 # Options of a build that a list says otherwise: by a precision, a data set, the jobs' names, the GPUs that a run may use.
 _ELSEWHERE = ("model", "output", "reporter", "device", "target", *_FLAGS, *_SAMPLES, *_CODE)
 _OPTIONS = {name: entry for name, entry in options(BuildRequest).items() if name not in _ELSEWHERE}
+# Options that name a file or folder, each with what else it may say; of a metric, a module's function.
+_WORDS = {
+    "classes": "|imagenet|package:.*",
+    "metric": r"(?!.*\.py:).*",
+    "store": "|local|none|.*://.*",
+    "timing_cache": "|none",
+}
 
 _Texts = str | list[str]  # without constraints, which msgspec mixes up where types are joined; `_several` looks at them
 _named = spelled("letters, digits and . _ + -, as files are named by it,", r"[\w.+-]+")
@@ -297,10 +304,10 @@ class _Reader:
 
     def _option(self, name: str, value: Any) -> Any:
         """Return an option's value, paths from where the list is; `fitting` looks at the types."""
-        if name == "classes" and isinstance(value, (str, list)):
-            named = isinstance(value, list) or value.startswith(("imagenet", "package:"))
-            return load_classes(value if named else self.root / str(value))
-        return self.root / value if typed_as(*_OPTIONS[name]) is Path and isinstance(value, str) and value else value
+        is_path = name in _WORDS or typed_as(*_OPTIONS[name]) is Path
+        if isinstance(value, str) and is_path and not re.fullmatch(_WORDS.get(name, ""), value):
+            value = str(self.root / value) if name == "metric" else self.root / value
+        return load_classes(value) if name == "classes" and isinstance(value, (str, Path, list)) else value
 
     def _table_of(self, base_name: str | None, model: Path, data: DataSet, method: str) -> Job:
         """Return the list's own job that makes the table, or a new one."""
