@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from trtopt.cli.application import print_table
+from trtopt.core.values import x
 from trtopt.core.words import counted, first_of
 
 MOST_SHOWN = 20  # of what differs, in each table
@@ -59,6 +60,7 @@ def layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def engine_lines(report: Any) -> Iterator[str]:
     from trtopt.engine.manifest import REASONS, arithmetic, embedded_by
+    from trtopt.engine.reports import built_for
 
     yield f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB"
     yield f"runs on {report.runs_on}"
@@ -66,14 +68,12 @@ def engine_lines(report: Any) -> Iterator[str]:
     if (manifest := report.manifest) is not None:
         if line := arithmetic(manifest.coverage):
             yield f"  {line}"
-        targets = ", ".join(manifest.targets) or manifest.generation["gpu"] or "?"
-        weights = " with INT4 weights" if manifest.spec.get("int4") else ""
-        yield f"  for {targets}; asked for {manifest.spec['precision']}{weights}; built in {manifest.seconds:.1f} s"
+        asked = manifest.spec["precision"] + (" with INT4 weights" if manifest.spec.get("int4") else "")
+        yield f"  for {built_for(manifest) or '?'}; asked for {asked}; built in {manifest.seconds:.1f} s"
         for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
             for tensor in tensors:
-                shape = "x".join(map(str, tensor["shape"]))
                 holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
-                yield f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}"
+                yield f"  {kind} {tensor['name']}: {tensor['dtype']} {x(tensor['shape'])}{f', {holds}' if holds else ''}"
         if (preprocessing := embedded_by(manifest)) is not None:
             yield f"  preprocessing embedded: {preprocessing.sentence}"
         for number, profile in enumerate(manifest.profiles):
