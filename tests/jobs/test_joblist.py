@@ -253,9 +253,9 @@ def test_paths_in_options_are_relative_to_the_list_and_words_are_no_paths(tmp_pa
     request = builds(tmp_path, ENGINES.replace('workspace = "2GiB"', given))["one.int8.sm89"].request
     found = [request.timing_cache, request.store, request.metric, request.classes]
     assert found == [tmp_path / "t", tmp_path / "kept", f"{tmp_path / 'm.py'}:top", ("cat", "dog")]
-    words = 'timing_cache = "none"\nstore = "local"\nmetric = "module:top"\nmin = 0.9'
+    words = 'timing_cache = "none"\nstore = "~/kept"\nmetric = "module:top"\nmin = 0.9'
     request = builds(tmp_path, ENGINES.replace('workspace = "2GiB"', words))["one.int8.sm89"].request
-    assert (request.timing_cache, request.store, request.metric) == ("none", "local", "module:top")
+    assert (request.timing_cache, request.store, request.metric) == ("none", "~/kept", "module:top")
 
 
 def test_a_lists_custom_operators_are_each_jobs(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ class Change(Plain):
 
     Attributes:
         engine: its file's name.
-        kind: "wrong", "slower", "larger", "precision", or "option": what it was built with and another TensorRT hasn't.
+        kind: "wrong", "slower", "larger", "precision", "times": they can't be compared, or "option": what the first one was
+            built with and this TensorRT hasn't.
         share: how much more, where that is a number.
         gate: `fail_on` asks that it isn't so.
     """

@@ -39,7 +39,7 @@ _OPTIONS = {name: entry for name, entry in options(BuildRequest).items() if name
 _WORDS = {
     "classes": "|imagenet|package:.*",
     "metric": r"(?!.*\.py:).*",
-    "store": "|local|none|.*://.*",
+    "store": "|local|none|~.*|.*://.*",
     "timing_cache": "|none",
 }
 
