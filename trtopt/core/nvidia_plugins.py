@@ -46,17 +46,14 @@ def efficient_nms(
         places = places[np.argsort(-flat[places], kind="stable")][:_CANDIDATES]
         kind = places % classes
         candidates = boxes[image, places // classes, kind if boxes.shape[2] > 1 else 0]
-        alive, count = np.ones(len(places), bool), 0
-        for number in range(len(places)):
-            if not alive[number]:
-                continue
-            if count == max_output_boxes:
-                break
-            corners[image, count], kinds[image, count] = candidates[number], kind[number]
-            best[image, count], count = flat[places[number]], count + 1
-            rivals = alive if class_agnostic else alive & (kind == kind[number])
-            alive = alive & ~(rivals & (_overlap(candidates, candidates[number]) >= iou_threshold))
-        counts[image] = count
+        kept, left = list[int](), np.arange(len(places))
+        while left.size and len(kept) < max_output_boxes:
+            one, left = left[0], left[1:]
+            kept.append(one)
+            near = _overlap(candidates[left], candidates[one]) >= iou_threshold
+            left = left[~near if class_agnostic else ~near | (kind[left] != kind[one])]
+        counts[image], found = len(kept), np.s_[image, : len(kept)]
+        corners[found], kinds[found], best[found] = candidates[kept], kind[kept], flat[places[kept]]
     if score_activation:
         best = np.where(np.arange(max_output_boxes) < counts, 1 / (1 + np.exp(-best)), 0).astype(np.float32)
     return counts, corners, best, kinds
