@@ -25,6 +25,7 @@ from trtopt.core.progress import QuietReporter, Reporter, StreamReporter
 from trtopt.core.version import __version__
 from trtopt.core.words import spoken, visible
 
+_READ = ("factory_arg", "inputs", "output_names")  # options of which each text is read
 _EVERYWHERE = ("-v", "--verbose", "-q", "--quiet")
 SHORT, ROOM = 12, 20  # characters of what isn't broken in tables; what another column needs, its gap too
 
@@ -237,7 +238,7 @@ def _values(shown: _Shown, typed: Mapping[str, Any]) -> dict[str, Any]:
                 values[name] = _parted(flag_of(item), values[name], numbers="int" in str(item.type))
     if "preprocess" in values:
         values["preprocess"] = _prepared(values)
-    return values | {name: read(values[name]) for name, read in _READ.items() if name in values}
+    return values | {name: _read(name, values[name]) for name in _READ if name in values}
 
 
 def _parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
@@ -249,24 +250,19 @@ def _parted(flag: str, text: str, *, numbers: bool = False) -> tuple[Any, ...]:
     return tuple(map(int, parts)) if numbers else parts
 
 
-def _inputs(texts: Sequence[str] | None) -> list[Any] | None:
-    from trtopt.frontend.inputs import parse_input
+def _read(name: str, texts: Sequence[str] | None) -> Any:
+    """Make the argument of one of `_READ` of what was typed."""
+    if not texts:
+        return None
+    if name == "output_names":
+        return _parted("--output-names", ",".join(texts))
+    if name == "inputs":
+        from trtopt.frontend.inputs import parse_input
 
-    return list(map(parse_input, texts)) if texts else None
-
-
-def _factory_arguments(texts: Sequence[str] | None) -> dict[str, Any] | None:
+        return list(map(parse_input, texts))
     from trtopt.frontend.factories import parse_argument
 
-    return dict(map(parse_argument, texts)) if texts else None
-
-
-def _output_names(texts: Sequence[str] | None) -> tuple[str, ...] | None:
-    return _parted("--output-names", ",".join(texts)) if texts else None
-
-
-# Option → what makes the function's argument of what was typed.
-_READ = {"factory_arg": _factory_arguments, "inputs": _inputs, "output_names": _output_names}
+    return dict(map(parse_argument, texts))
 
 
 def _is_argument(item: Field[Any], about: About) -> bool:

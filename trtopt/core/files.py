@@ -39,7 +39,10 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
         with contextlib.ExitStack() as stack:
             # Not by their own names: who looks for files of some kind must not find what a killed run left.
             partials += [stack.enter_context(folder_beside(target)) / "partial" for target in targets]
-            modes = [_created(partial, target) for partial, target in zip(partials, targets)]
+            modes = list[int]()
+            for partial, target in zip(partials, targets):
+                partial.touch(0o666, exist_ok=False)  # the system takes the umask off
+                modes.append(0o777 & (target if target.exists() else partial).stat().st_mode)
             yield tuple(partials)
             for partial, mode in zip(partials, modes):
                 partial.chmod(mode)
@@ -220,12 +223,6 @@ def _target(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:
         raise _output_error(target, error) from error
     return target
-
-
-def _created(partial: Path, target: Path) -> int:
-    """Make an empty file; the mode it is to have."""
-    partial.touch(0o666, exist_ok=False)  # the system takes the umask off
-    return 0o777 & (target if target.exists() else partial).stat().st_mode
 
 
 def sync(path: Path) -> None:

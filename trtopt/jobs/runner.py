@@ -195,10 +195,10 @@ class _Run:
                 continue
             record = self.state.jobs.get(job.name, {})
             content: dict[str, Any] = {"versions": versions, "method": job.method, "overrides": job.precision_override}
-            content |= {"output": str(job.output.absolute())} | ({"device": job.device} if job.device != "cpu" else {})
+            content |= {"output": str(job.output.absolute()), "device": job.device}
             with contextlib.suppress(Exception):  # what can't be read is found out when the job runs
                 content |= {"model": models(job.model), "data": samples(job.data)}
-                content |= {"operators": [sha256_file(path) for path in job.operators]} if job.operators else {}
+                content["operators"] = list(map(sha256_file, job.operators))
             key = sha256_json(content)
             self._keys[job.name] = {"key": key}
             done = record.get("state") == "done" and record.get("key") == key

@@ -154,10 +154,6 @@ class _Input:
     range: str | None = None
 
 
-_KEYS = {item.name for item in fields(Recipe)} - {"name", "path", "onnx", "ranges"}
-_INPUT_KEYS = {item.name for item in fields(_Input)}
-
-
 def known_recipes() -> tuple[str, ...]:
     """Names of the recipes that trtopt brings."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
@@ -175,11 +171,11 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
                 f'{where} has "?" for {", ".join(unknown)}: write there what is true of the model (the comments over each say '
                 "in which form)"
             )
-        check_keys(content, _KEYS)
+        check_keys(content, {item.name for item in fields(Recipe)} - {"name", "path", "onnx", "ranges"})
         tables = converted(content.pop("inputs", {}), dict[Name, dict[str, Any]], "inputs")
         infos, ranges = [], {}
         for key, table in tables.items():
-            check_keys(table, _INPUT_KEYS, f"inputs.{key}")
+            check_keys(table, {item.name for item in fields(_Input)}, f"inputs.{key}")
             one = converted(table, _Input, f"inputs.{key}")
             infos.append(TensorInfo(key, one.dtype, one.shape))
             if one.range is not None:
