@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import io
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any, get_args
 import pytest
 import typer
 from typer.testing import CliRunner
-from world import World
+from world import Terminal, World
 
 import trtopt
 from trtopt import cli
@@ -275,10 +274,6 @@ TABLES = {
 @pytest.mark.parametrize("width", [60, 120])
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_fit_the_terminal_and_cut_nothing(monkeypatch: pytest.MonkeyPatch, name: str, width: int) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     for variable, value in {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())

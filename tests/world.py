@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import re
 import sys
@@ -46,6 +47,11 @@ class Heard(Reporter):
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def crops(count: int) -> list[NDArray[np.uint8]]:

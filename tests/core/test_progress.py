@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from world import Terminal
 
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.progress import SILENT, StreamReporter, recorded
@@ -34,11 +35,6 @@ def test_a_phase_that_fails_says_that_it_stopped() -> None:
     with pytest.raises(KeyboardInterrupt), StreamReporter(stream).phase("build"):
         raise KeyboardInterrupt
     assert stream.getvalue().startswith("build: stopped after 0.")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_terminal_has_a_moving_line_in_its_own_stream(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from hostile_values import TERMINAL
-from world import World
+from world import Terminal, World
 
 from trtopt.core.errors import TrtoptError, UnsupportedOperator
 from trtopt.core.progress import StreamReporter
@@ -16,11 +16,6 @@ from trtopt.core.values import Issue
 from trtopt.core.words import visible
 
 MARKS = map(chr, (*range(32), *range(127, 160), 0x200E, 0x2028, 0x2029, 0x202E, 0x2066, 0xFEFF, 0xD800))
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_what_is_printable_stays_and_nothing_else() -> None:

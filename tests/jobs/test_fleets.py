@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
-from test_runner import documented, listed
+from test_runner import deadly, documented, listed
 from world import Heard, World, has, net, unnumbered
 
 import trtopt
@@ -77,14 +76,7 @@ def test_engines_are_those_of_build_and_only_what_changed_is_built_again(world: 
 def test_a_build_that_fails_stops_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (world.folder / "torn.onnx").write_bytes(world.model.read_bytes()[:500])
     (world.folder / "engines" / "model.fp32.sm89.engine").mkdir(parents=True)
-    submit = Workers.submit
-
-    def deadly(self: Any, function: Any, *arguments: Any, **needs: Any) -> Any:
-        if function is runner.work.build_engine and "second.fp16" in str(arguments[0].output):
-            return submit(self, os.abort)
-        return submit(self, function, *arguments, **needs)
-
-    monkeypatch.setattr(Workers, "submit", deadly)
+    deadly(monkeypatch, work.build_engine, lambda request: "second.fp16" in str(request.output))
     text = LIST.replace('"second.onnx"]', '"second.onnx", "torn.onnx", "absent.onnx"]')
     found = world.run("jobs", "run", listed(world, text), "--workers", "2", "--json")
     assert found.status == 1

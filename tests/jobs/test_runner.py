@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,18 @@ def plain(world: World, model: Path, data: str, **options: Any) -> dict[str, Any
     given = {"data": world.arrays} if data == "arrays" else source
     trtopt.calibrate(model, path, cache=False, threads=1, **given, **options)
     return measured(path)
+
+
+def deadly(monkeypatch: pytest.MonkeyPatch, work: Any, of: Callable[[Any], bool]) -> None:
+    """Let the worker die that does this work of some first argument."""
+    submit = Workers.submit
+
+    def submitted(self: Any, function: Any, *arguments: Any, **needs: Any) -> Any:
+        if function is work and of(arguments[0]):
+            return submit(self, os.abort)
+        return submit(self, function, *arguments, **needs)
+
+    monkeypatch.setattr(Workers, "submit", submitted)
 
 
 def fixed_batch(size: int) -> onnx.ModelProto:
@@ -112,14 +125,7 @@ def test_one_failure_never_stops_the_rest(world: World, monkeypatch: pytest.Monk
         model = "good.onnx"
         data = ["constant", "hot", "absent", "copies", "insisted"]
     """
-    submit = Workers.submit
-
-    def deadly(self: Any, function: Any, *arguments: Any, **needs: Any) -> Any:
-        if function is runner.work.open_pass and arguments[0].model.name == "deadly.onnx":
-            return submit(self, os.abort)
-        return submit(self, function, *arguments, **needs)
-
-    monkeypatch.setattr(Workers, "submit", deadly)
+    deadly(monkeypatch, runner.work.open_pass, lambda job: job.model.name == "deadly.onnx")
     told = Heard()
     result = trtopt.run_jobs(listed(world, text), workers=1, reporter=told)
     failed = {job.name: job.error or {} for job in result.jobs if job.state == "failed"}

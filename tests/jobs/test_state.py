@@ -66,7 +66,7 @@ def test_one_run_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
 def test_what_isnt_a_state_is_refused_and_stays(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "a.state"
     if content is None:
-        path.mkdir()  # a state of versions before was a folder
+        path.mkdir()
     else:
         path.write_text(content)
     with pytest.raises(UsageError, match="isn't the state file of a job list: remove it"), State.locked(path):
