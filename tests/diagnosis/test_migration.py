@@ -99,6 +99,7 @@ COMMANDS = {
         "trtopt build m.onnx --fp16 --sparsity prune -o m.engine"
     ],
     "trtexec --onnx=m.onnx --fp16 --sparsity=disable --skipInference": ["trtopt build m.onnx --fp16 -o m.engine"],
+    "trtexec --onnx=m.onnx --fp16 --int4 --skipInference": ["trtopt build m.onnx --fp16 --int4 -o m.engine"],
 }  # fmt: skip
 
 
