@@ -141,6 +141,8 @@ def test_what_has_no_counterpart_is_said() -> None:
         "fp16": "",
     }  # fmt: skip
     assert not migrated(old).ok
+    pruned = migrated("trtexec --onnx=m.onnx --best --sparsity=force --refit --skipInference")  # which build refuses
+    assert not pruned.ok and "--sparsity" not in pruned.commands[0] and "--refit" in pruned.commands[0]
     gone = {
         item.what: item.gone for item in migrated("trtexec --onnx=m.onnx --fp16 --workspace=1 --useCudaGraph").replaced
     }

@@ -171,7 +171,11 @@ class _Draft:
         self.engine = self.engine or str(Path(self.model or "MODEL").with_suffix(".engine"))
         lines = []
         if self.model:
-            words = [*self._precision(), *self._shapes(), *self.build]
+            words = [*self._precision(), *self._shapes()]
+            if "prune" in self.build and words[:1] not in (["--fp16"], ["--int8"]):
+                self.build = [word for word in self.build if word not in ("--sparsity", "prune")]
+                self.say("--sparsity=force", "trtopt prunes for --fp16 or --int8: choose one of them", lacking=True)
+            words += self.build
             lines.append(["trtopt", "build", self.model, *words, "-o", self.engine])
         if self.running:
             lines.append(["trtopt", "bench", self.engine, *self.bench])
