@@ -93,11 +93,9 @@ class _Anywhere(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for group, names in GROUPS.items():
-            commands = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
             with formatter.section(group):
-                formatter.write_dl(
-                    [(name, command.get_short_help_str(formatter.width - 17)) for name, command in commands]
-                )
+                width = formatter.width - 17
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)

@@ -294,9 +294,8 @@ def run_jobs(result: Any, values: Options) -> Iterator[str]:
 @command_of(JobsStateRequest, "trtopt jobs show jobs.state", group=jobs, name="show", judged=False)
 def show_jobs(result: Any, values: Options) -> Iterator[str]:
     """Say what a state file holds: each job's state and result. A run may be at work on it."""
-    print_table(
-        str(result.state), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs]
-    )
+    rows = [(job.name, job.state, job.outcome) for job in result.jobs]
+    print_table(str(result.state), ("job", "state", "result"), rows)
     yield result.summary
 
 
@@ -369,9 +368,8 @@ def prune_store(result: Any, values: Options) -> Iterator[str]:
 
 def _serve(reporter: Reporter, **values: Any) -> Any:
     with trtopt.serve(**values, reporter=reporter) as server, stopping.handed_to(server.send_signal):
-        reporter.note(
-            f"ready: HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}; SIGTERM or Ctrl-C ends it"
-        )
+        addresses = f"HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}"
+        reporter.note(f"ready: {addresses}; SIGTERM or Ctrl-C ends it")
         return server.wait()
 
 

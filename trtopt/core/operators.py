@@ -195,10 +195,9 @@ def registered() -> list[Operator]:
 
 def plugins() -> tuple[Path, ...]:
     """Return the plugin libraries and modules that the user named, in that order; those of the environment are first."""
-    named = [item for item in os.environ.get(PLUGINS, "").split(os.pathsep) if item]
-    return tuple(
-        dict.fromkeys([*(existing_file(item, f"the plugin of ${PLUGINS}").resolve() for item in named), *_plugins])
-    )
+    named = filter(None, os.environ.get(PLUGINS, "").split(os.pathsep))
+    those = [existing_file(item, f"the plugin of ${PLUGINS}").resolve() for item in named]
+    return tuple(dict.fromkeys([*those, *_plugins]))
 
 
 def files() -> tuple[Path, ...]:

@@ -128,12 +128,11 @@ def call_of(request: Any) -> Call:
     reads, targets, added_to = dict[str, Any](), list[tuple[str, str, str]](), set[Path]()
     for name, (_, said) in options(type(request)).items():
         value = getattr(request, name)
+        given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
         if not said.writes:
             reads[name] = value
-            added_to |= {
-                Path(f"{os.fspath(value)}{ending}") for ending in said.adds_to if isinstance(value, (str, os.PathLike))
-            }
-        elif isinstance(value, (str, os.PathLike)) and (given := os.fspath(value)) != "none":
+            added_to |= {Path(given + ending) for ending in said.adds_to if given is not None}
+        elif given not in (None, "none"):
             targets += [(name, given, ending) for ending in said.writes]
     return Call(reads, targets, frozenset(added_to))
 

@@ -44,12 +44,9 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
 
 def parse_profiles(shapes: str | GivenProfile | Iterable[str | GivenProfile]) -> tuple[Profile, ...]:
     """Profiles from what is given one after the other: an input that comes again begins another profile."""
-    parts = [
-        parse_profile(item) if isinstance(item, str) else _stated(item)
-        for item in ([shapes] if isinstance(shapes, (str, Mapping)) else shapes)
-    ]
     profiles: list[dict[str, ShapeRange]] = []
-    for part in parts:
+    for item in [shapes] if isinstance(shapes, (str, Mapping)) else shapes:
+        part = parse_profile(item) if isinstance(item, str) else _stated(item)
         if not profiles or profiles[-1].keys() & part.keys():
             profiles.append({})
         profiles[-1].update(part)

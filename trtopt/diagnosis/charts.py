@@ -60,7 +60,6 @@ def worst_samples(accuracy: Mapping[str, Any] | None) -> list[dict[str, Any]]:
             said = [] if same is None else [f"{same:.1%} the same"]
             said = ["another answer"] if same == 0 else ["the same answer"] if same == 1 else said
             length = same if same is not None else min(max(snr, 0.0), 60.0) / 60
-            rows.append(
-                {"sample": item["name"], "output": output, "said": ", ".join([*said, decibels(snr)]), "length": length}
-            )
+            words = ", ".join([*said, decibels(snr)])
+            rows.append({"sample": item["name"], "output": output, "said": words, "length": length})
     return rows

@@ -97,9 +97,8 @@ def migrated(source: str) -> Migration:
         words = shlex.split(text.replace("\\\n", " "))
     except ValueError as error:
         raise UsageError(f"`migrate=` {text!r} can't be read as a command: {error}") from None
-    program, *arguments = itertools.dropwhile(
-        lambda word: re.fullmatch(r"\w+=.*|sudo|time|env|exec", word), [*words, ""]
-    )
+    before = re.compile(r"\w+=.*|sudo|time|env|exec").fullmatch
+    program, *arguments = itertools.dropwhile(before, [*words, ""])
     if Path(program).name.removesuffix(".exe") not in _PROGRAMS:
         raise UsageError(
             f"`migrate=` {text!r} is no command of trtexec: give the whole command in quotes, such as 'trtexec "

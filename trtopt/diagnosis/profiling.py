@@ -39,12 +39,8 @@ class EngineProfile:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **plain(self),
-            "batches": [
-                {"batch": size, "total_ms": item.total_ms, **plain(item)} for size, item in self.batches.items()
-            ],
-        }
+        batches = [{"batch": size, "total_ms": item.total_ms, **plain(item)} for size, item in self.batches.items()]
+        return {**plain(self), "batches": batches}
 
     def table(self, top: int = 0) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Columns and rows, as text: of each batch the layers that take longest first, `top` of them; 0: all."""

@@ -237,7 +237,7 @@ class _Reader:
             if (made.images is None) == (made.data is None):
                 raise UsageError('needs either images = "FOLDER" or data = "ARRAYS.npz"')
             paths: dict[str, Any] = {
-                key: self.root / str(path) for key in ("images", "data") if (path := getattr(made, key))
+                key: self.root / path for key in ("images", "data") if (path := getattr(made, key))
             }
             given = made.preprocess
             if made.images is not None and given is None:
@@ -320,10 +320,8 @@ class _Reader:
     def call(self) -> Call:
         """Collect what all jobs read and write together."""
         tables = (*self.listed.data.values(), *self.listed.job)
-        texts = [
-            text for table in tables for key in ("preprocess", "classes") if isinstance(text := table.get(key), str)
-        ]
-        reads: dict[str, list[Any]] = {"jobs": [self.file, *(self.root / text for text in texts)]}
+        said = [table.get(key) for table in tables for key in ("preprocess", "classes")]
+        reads: dict[str, list[Any]] = {"jobs": [self.file, *(self.root / it for it in said if isinstance(it, str))]}
         targets: list[tuple[str, str, str]] = []
         made = {job.output for job in self.jobs.values() if isinstance(job, Job)}
         for job in self.jobs.values():

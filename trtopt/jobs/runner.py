@@ -250,18 +250,13 @@ class _Run:
         first = jobs[0]
         self._start(jobs)
         folder = Path(mkdtemp(dir=self.state.scratch))
-        gpu = self.device != "cpu"
         opened = place.submit(work.open_pass, first, folder, place.threads).result()
         count = opened.samples.samples
         size = min(LARGEST, max(SMALLEST, -(-count // place.slots)))
         size = -(-size // opened.fixed_batch) * opened.fixed_batch  # so that fixed batches are filled as by one process
-        shards, starts = list[work.Shard](), range(0, count, size)
-        pending = [
-            place.submit(
-                work.observe_shard, opened, start, min(start + size, count), place.threads, self.device, gpu=gpu
-            )
-            for start in starts
-        ]
+        shards, how = list[work.Shard](), (place.threads, self.device)
+        observe = functools.partial(place.submit, work.observe_shard, opened, gpu=self.device != "cpu")
+        pending = [observe(start, min(start + size, count), *how) for start in range(0, count, size)]
         try:
             for future in pending:
                 shards.append(future.result())

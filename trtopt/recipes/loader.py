@@ -185,13 +185,12 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
     except Damaged as error:
         raise UsageError(f"{where} can't be read: {error}") from None
     source, preprocess, classes = recipe.source, recipe.preprocess, recipe.classes
-    if not source.endswith(".onnx") and ":" not in source:
+    is_onnx = source.endswith(".onnx")
+    if not is_onnx and ":" not in source:
         raise UsageError(
             f"{where}: source is {source!r}; needed: torchvision:NAME, package.module:factory or FILE.onnx"
         )
-    if source.endswith(".onnx") and (
-        idle := [key for key in ("arguments", "options", "weights", "opset") if key in content]
-    ):
+    if is_onnx and (idle := [key for key in ("arguments", "options", "weights", "opset") if key in content]):
         raise UsageError(
             f"{where} has {', '.join(idle)}, for an export alone, and source is the ONNX file {source}: take them out, or give "
             "the model's factory as the source"
@@ -207,7 +206,7 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
     files: dict[str, Any] = {name: recipe._resolved(str(path)) for name, path in paths.items() if path is not None}
     return replace(
         recipe,
-        onnx=recipe._resolved(source) if source.endswith(".onnx") else None,
+        onnx=recipe._resolved(source) if is_onnx else None,
         arguments=tuple(map(recipe._argument, recipe.arguments)),
         options={key: recipe._argument(value) for key, value in recipe.options.items()},
         **files,

@@ -248,9 +248,8 @@ class _Model:
 
     def write(self, repo: Path) -> DeployedModel:
         folder = made_folder(repo / self.name, "the model's folder", "give another `name=`")
-        newest = max(
-            (int(item.name) for item in folder.iterdir() if _VERSION.fullmatch(item.name) and item.is_dir()), default=0
-        )
+        versions = [int(item.name) for item in folder.iterdir() if _VERSION.fullmatch(item.name) and item.is_dir()]
+        newest = max(versions, default=0)
         digests = {name: sha256_file(source) for name, source in self.files.items()}
         there = folder / str(newest)
         files = [path for path in there.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
