@@ -333,9 +333,8 @@ def deploy_triton(result: Any, values: Options) -> Iterator[str]:
     """Write a model repository for Triton Inference Server: plan, configuration, labels, warm-up."""
     for model in result.models:
         state = f"version {model.version}" if model.changed else f"version {model.version}, up to date"
-        batches = (
-            f"batches of up to {model.max_batch_size}" if model.max_batch_size else f"no batches: {model.no_batches}"
-        )
+        none = f"no batches: {model.no_batches}"
+        batches = f"batches of up to {model.max_batch_size}" if model.max_batch_size else none
         yield f"{model.path}: {model.backend} backend, {state}; {batches}"
         for note in model.notes:
             yield f"  {note}"

@@ -93,9 +93,8 @@ def deformable_attention(
                 column, line = left + right, top + down
                 share = (1 - np.abs(x - column)) * (1 - np.abs(y - line)) * weights[..., level, :]
                 inside = (column >= 0) & (column < width) & (line >= 0) & (line < height)
-                column, line = (
-                    np.clip(item, 0, most - 1).astype(int) for item, most in ((column, width), (line, height))
-                )
+                column = np.clip(column, 0, width - 1).astype(int)
+                line = np.clip(line, 0, height - 1).astype(int)
                 found = grid[row, line, column, head] * np.where(inside, share, 0)[..., None]
                 result += found.sum(3)
     return result

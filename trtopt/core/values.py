@@ -107,9 +107,8 @@ class ShapeRange:
 
     def holds(self, shape: Sequence[int]) -> bool:
         """Tell if a shape lies between `min` and `max`."""
-        return len(shape) == len(self.min) and all(
-            low <= size <= high for low, size, high in zip(self.min, shape, self.max)
-        )
+        ranges = zip(self.min, shape, self.max)
+        return len(shape) == len(self.min) and all(low <= size <= high for low, size, high in ranges)
 
     def __str__(self) -> str:
         return x(self.opt) if self.static else ",".join(map(x, (self.min, self.opt, self.max)))
@@ -430,9 +429,7 @@ class TensorInfo:
     @property
     def dims(self) -> str:
         """The shape for people: (batch, 3, ?, ?); "scalar" without any. Names that a program made up are "?" as well."""
-        sizes = [
-            str(size) if named_size(size) or (not isinstance(size, str) and size >= 0) else "?" for size in self.shape
-        ]
+        sizes = [str(size) if number >= 0 or named_size(size) else "?" for size, number in zip(self.shape, self.sizes)]
         return f"({', '.join(sizes)})" if sizes else "scalar"
 
 

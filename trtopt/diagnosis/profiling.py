@@ -70,9 +70,8 @@ class EngineProfile:
             )
             if top and len(times.layers) > top:
                 rest = sum(sorted(layer.ms for layer in times.layers)[:-top])
-                lines.append(
-                    f"batch {size}: {len(times.layers) - top} more layers take {rest:.4f} ms (`top=0` lists them)"
-                )
+                more = f"{len(times.layers) - top} more layers take {rest:.4f} ms"
+                lines.append(f"batch {size}: {more} (`top=0` lists them)")
         lines.append(f"{self.gpu}; inputs: {self.inputs}")
         return lines + [f"note: {text}" for text in self.notes]
 

@@ -53,9 +53,8 @@ def model_config(
     for entry in config["output"]:
         entry |= {"label_filename": LABELS} if entry["name"] in labelled else {}
     if batching.most:
-        ends = {
-            size for profile in interface.profiles for item in profile.values() for size in (item.opt[0], item.max[0])
-        }
+        ranges = [item for profile in interface.profiles for item in profile.values()]
+        ends = {size for item in ranges for size in (item.opt[0], item.max[0])}
         config["dynamic_batching"] = {
             "preferred_batch_size": sorted(size for size in ends if 1 < size <= batching.most),
             "max_queue_delay_microseconds": round(delay * 1e6),

@@ -54,10 +54,10 @@ def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
     ranges = manifest.ranges or ({},)
     for info in inputs:
         for item in (profile[info.name] for profile in ranges if info.name in profile):
-            sizes = list(zip(info.sizes, item.min, item.max))
-            if len(item.min) != len(info.shape) or any(
-                0 <= size != low or 0 <= size != high for size, low, high in sizes
-            ):
+            other = any(
+                size >= 0 and not low == size == high for size, low, high in zip(info.sizes, item.min, item.max)
+            )
+            if other or len(item.min) != len(info.shape):
                 raise UsageError(
                     f"the input {info.name!r} decides shapes by its values, which no configuration tells Triton: run the "
                     "engine in `trtopt.Session`"

@@ -77,9 +77,8 @@ class TritonPythonModel:
         """Responses to requests whose samples fit into one batch, by the requests' places."""
         try:
             inputs = {name: [arrays[name] for _, arrays in group] for name in group[0][1]}
-            whole = self._session.run(
-                {name: np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for name, arrays in inputs.items()}
-            )
+            batch = {name: np.concatenate(each) if len(each) > 1 else each[0] for name, each in inputs.items()}
+            whole = self._session.run(batch)
             results = [whole]
             if len(group) > 1:
                 ends = np.cumsum([len(next(iter(item.values()))) for _, item in group])[:-1]
@@ -111,7 +110,5 @@ def _tensor(name: str, array: Any) -> Any:
 
 def _refused(error: Exception) -> Any:
     kind = backend.TritonError.INVALID_ARG if isinstance(error, _CALLERS) else backend.TritonError.INTERNAL
-    ours = isinstance(error, trtopt.TrtoptError)
-    return backend.InferenceResponse(
-        error=backend.TritonError(str(error) if ours else f"{type(error).__name__}: {error}", kind)
-    )
+    text = str(error) if isinstance(error, trtopt.TrtoptError) else f"{type(error).__name__}: {error}"
+    return backend.InferenceResponse(error=backend.TritonError(text, kind))
