@@ -6,7 +6,7 @@ The rules look at the folded graph, the one that is built, so that what folding 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ def find(proto: ModelProto) -> tuple[Finding, ...]:
     """Findings about a valid, folded model."""
     graph = _Graph(proto)
     with np.errstate(all="ignore"):  # weights may be NaN, infinite or beyond FP16
-        return tuple(finding for rule in RULES for finding in rule(graph))
+        return (*_ends(graph), *_operators(graph), *_damaged(graph), *_masks(graph), *_faint(graph))
 
 
 class _Graph(Links):
@@ -247,8 +247,3 @@ def opset_findings(proto: ModelProto, can: Capabilities, generation: str) -> Ite
         text = f"opset {opset}; {generation} reads {limit} and older well"
         hint = f"export with `opset={limit}`, or `fix=`, which lowers it"
         yield Finding("warning", "opset-too-new", "", "", text, hint)
-
-
-RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _ends, _operators, _damaged, _masks, _faint,
-)  # fmt: skip
