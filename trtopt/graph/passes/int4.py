@@ -127,7 +127,7 @@ def int4_weights(
 def _as_matmul(node: ir.Node, editor: Editor) -> None:
     """Write a Gemm as MatMul and Add: of one with INT4 weights TensorRT 10.6 ends the process ("LLVM ERROR: out of memory")."""
     value, weight, bias = node.inputs[0], node.inputs[1], operand(node, 2)
-    line, steps = Line(editor, node), [("MatMul", weight)]
+    line, steps = Line(editor, node, weight.dtype), [("MatMul", weight)]
 
     def factor(key: str) -> ir.Value | None:
         number = attribute(node, key, 1.0)
@@ -140,8 +140,6 @@ def _as_matmul(node: ir.Node, editor: Editor) -> None:
     if bias is not None:
         beta = factor("beta")
         steps.append(("Add", bias if beta is None else line("Mul", bias, beta)))
-    for made in line.nodes:
-        made.outputs[0].dtype = weight.dtype
     node.graph.insert_before(node, line.nodes)
     chain(node, editor, value, *steps)
 

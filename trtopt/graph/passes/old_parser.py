@@ -18,7 +18,7 @@ from trtopt.graph.guard import guarded
 from trtopt.graph.op_types import RECURRENT
 from trtopt.graph.passes.opset import lower_opset
 from trtopt.graph.passes.quantize import along
-from trtopt.graph.passes.result import Line, PassResult, Refused, rewrite_nodes, set_input
+from trtopt.graph.passes.result import Line, PassResult, Refused, become, rewrite_nodes, set_input
 from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import Editor, attribute, constant, constant_tensor, drop_unread, operand, sizes, to_ir
 
@@ -105,14 +105,11 @@ def _shape(node: ir.Node, editor: Editor) -> None:
     """`start` and `end` (opset 15) aren't read, the whole shape comes out: cut it afterwards."""
     if not node.attributes:
         return
-    line = Line(editor, node)
+    line = Line(editor, node, ir.DataType.INT64)
     bounds = [attribute(node, "start", 0)], [attribute(node, "end", 2**31 - 1)], [0]
     whole = line("Shape", *node.inputs)
-    node.op_type, whole.dtype = "Slice", ir.DataType.INT64
-    node.attributes.clear()
     node.graph.insert_before(node, line.nodes)
-    for slot, value in enumerate([whole, *(line.integers(bound) for bound in bounds)]):
-        set_input(node, slot, value)
+    become(node, "Slice", [whole, *map(line.integers, bounds)])
 
 
 def _gather(node: ir.Node, editor: Editor) -> None:
@@ -122,13 +119,11 @@ def _gather(node: ir.Node, editor: Editor) -> None:
         return
     if axis < 0 and not shape:
         raise Refused("its negative indices along an axis of dynamic size are undefined there")
-    line = Line(editor, node)
+    line = Line(editor, node, ir.DataType.INT64)
     where = line.integers(axis % len(shape) if axis < 0 and shape else axis)
     size = line("Gather", line("Shape", node.inputs[0]), where)
     back = line("Mul", line.integers(index < 0), size)
     indices = line("Add", line.integers(index), back)
-    for value in (made.outputs[0] for made in line.nodes):
-        value.dtype = ir.DataType.INT64
     node.graph.insert_before(node, line.nodes)
     set_input(node, 1, indices)
 

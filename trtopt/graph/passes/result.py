@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,18 +34,18 @@ class Refused(Exception):
 
 
 class Line:
-    """New nodes in the order in which they compute, in place of one or in front of it, named after it."""
+    """New nodes in the order in which they compute, in place of one or in front of it, named after it; they give `dtype`."""
 
-    def __init__(self, editor: Editor, node: ir.Node) -> None:
+    def __init__(self, editor: Editor, node: ir.Node, dtype: ir.DataType | None = None) -> None:
         self.nodes: list[ir.Node] = []
-        self._editor, self._name = editor, str(node.name or node.outputs[0].name)
+        self._editor, self._name, self._dtype = editor, str(node.name or node.outputs[0].name), dtype
 
     def integers(self, content: Any) -> ir.Value:
         return self._editor.constant(f"{self._name}/constant", content, np.int64)
 
     def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         name = self._editor.fresh(f"{self._name}/{op}")
-        self.nodes.append(self._editor.node(op, inputs, name, name=name, **attributes))
+        self.nodes.append(self._editor.node(op, inputs, name, self._dtype, name=name, **attributes))
         return self.nodes[-1].outputs[0]
 
 
@@ -55,21 +55,27 @@ def set_input(node: ir.Node, slot: int, value: ir.Value) -> None:
     node.replace_input_with(slot, value)
 
 
+def become(node: ir.Node, op: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> None:
+    """Make a node another operator, of these inputs and attributes alone."""
+    node.op_type = op
+    node.attributes.clear()
+    for name, content in attributes.items():
+        node.attributes[name] = ir.convenience.convert_attribute(name, content)
+    node.resize_inputs(len(inputs))
+    for slot, value in enumerate(inputs):
+        node.replace_input_with(slot, value)
+
+
 def chain(node: ir.Node, editor: Editor, value: ir.Value, *steps: tuple[str, ir.Value]) -> None:
     """Make a node the last of operators of two operands, each of which takes what the one before gives.
 
     The first takes `value`, and has the node's name.
     """
-    line = Line(editor, node)
+    line = Line(editor, node, node.outputs[0].dtype)
     for op, other in steps[:-1]:
         value = line(op, value, other)
-        value.dtype = node.outputs[0].dtype
     node.graph.insert_before(node, line.nodes)
-    node.attributes.clear()
-    node.op_type, other = steps[-1]
-    node.resize_inputs(2)
-    for slot, item in enumerate((value, other)):
-        node.replace_input_with(slot, item)
+    become(node, steps[-1][0], [value, steps[-1][1]])
     if line.nodes:
         line.nodes[0].name, node.name = node.name, line.nodes[0].name
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from trtopt.core.values import Kept, Precision
 from trtopt.graph.op_types import ELEMENTWISE, MOVING, QDQ, SCALE_PRESERVING, SELECTING
-from trtopt.graph.passes.result import Line, PassResult, chain
+from trtopt.graph.passes.result import Line, PassResult, become, chain
 from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, is_float, made_by, operand, sizes
 
 _FUSED = ELEMENTWISE - MOVING - {*QDQ, "Add", "Clip", "Relu", "Sub"}
@@ -83,17 +83,12 @@ def _swish(node: ir.Node) -> bool:
 
 def _widen(node: ir.Node, editor: Editor) -> None:
     """Let a cast take a node's place, of the same operator in FP32."""
-    line, narrow = Line(editor, node), node.outputs[0].dtype
+    line, narrow = Line(editor, node, ir.DataType.FLOAT), node.outputs[0].dtype
     read = [line("Cast", value, to=ir.DataType.FLOAT) if is_float(value) else value for value in node.inputs]
     wide = line(node.op_type, *read, **node.attributes)
-    for made in line.nodes:
-        made.outputs[0].dtype = ir.DataType.FLOAT
     node.graph.insert_before(node, line.nodes)
-    line.nodes[-1].name, node.name, node.op_type = node.name, line.nodes[-1].name, "Cast"
-    node.attributes.clear()
-    node.attributes["to"] = ir.AttrInt64("to", narrow)
-    node.resize_inputs(1)
-    node.replace_input_with(0, wide)
+    line.nodes[-1].name, node.name = node.name, line.nodes[-1].name
+    become(node, "Cast", [wide], to=narrow)
 
 
 def unquantize_small(model: ir.Model, least: float, base: Precision) -> PassResult:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph.op_types import RESHAPING, SELECTING
-from trtopt.graph.passes.result import set_input
+from trtopt.graph.passes.result import become, set_input
 from trtopt.graph.view import Editor, attribute, constant, made_by, operand, opset_of, read_once, sizes
 
 _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
@@ -41,10 +41,7 @@ def tidy(model: ir.Model) -> None:
         elif (before := node.inputs[0].producer()) is not None and before.op_type == node.op_type and not before.domain:
             _join(before, node, editor, opset)
         if (given := _given(node, editor)) is not None:
-            node.resize_inputs(1)
-            node.replace_input_with(0, given)
-            node.op_type = "Identity"
-            node.attributes.clear()
+            become(node, "Identity", [given])
 
 
 def _spell(node: ir.Node) -> None:
@@ -200,9 +197,7 @@ def _reshape(node: ir.Node, editor: Editor) -> None:
     if target is None or target.count(-1) > 1:
         return
     if held is None:
-        node.op_type = "Reshape"
-        node.attributes.clear()
-        set_input(node, 1, editor.constant(f"{node.outputs[0].name}/shape", target, np.int64))
+        become(node, "Reshape", [node.inputs[0], editor.constant(f"{node.outputs[0].name}/shape", target, np.int64)])
     before = node.inputs[0].producer() if node.inputs[0] is not None else None
     if before is not None and _views(before) and 0 not in target:
         node.replace_input_with(0, before.inputs[0])
