@@ -136,8 +136,8 @@ def half_ranges(
         counted: histograms of all samples: what can't come near by these needn't be run.
     """
     feeds = (run.feed for run in single_runs(network_inputs(proto), probes))
-    within = bounds(proto, {name: (item.low, item.high) for name, item in counted.items()})
-    small = {name for name, (low, high) in within.items() if not near_fp16_end(max(high, -low))}
+    within = bounds(proto, {name: item.absmax for name, item in counted.items()})
+    small = {name for name, largest in within.items() if not near_fp16_end(largest)}
     try:
         return beyond_fp16(measure_ranges(proto, feeds, threads=threads, but=small))
     except ModelError as error:
