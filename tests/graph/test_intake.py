@@ -649,9 +649,9 @@ def test_what_codes_bounded_stays_bounded_where_they_go(kind: Any, zero: int, dr
     assert np.abs(run(taken.proto, 3 * X) - run(net, 3 * X)).max() <= scale
 
 
-@pytest.mark.parametrize(("kind", "wider"), [(np.uint8, 255 / 127), (np.uint16, 1), (np.int16, 1)])
+@pytest.mark.parametrize(("kind", "wider"), [(np.uint8, 255 / 127), (np.uint16, 1), (np.int16, 1), (ml_dtypes.int4, 1)])
 def test_scales_by_channel_bound_as_well(kind: Any, wider: float) -> None:
-    scales = np.array([0.01, 0.02, 0.03, 0.04], np.float32) / (1 if kind is np.uint8 else 300)
+    scales = np.array([0.01, 0.02, 0.03, 0.04], np.float32) / (300 if np.dtype(kind).itemsize > 1 else 1)
     net = made([q("x", "c", axis=1), dq("c", "y", axis=1)], 21, 3 * X, xs=scales, xz=np.zeros(4, kind))
     taken = take_in(net)
     apart = np.abs(run(taken.proto, 3 * X) - run(net, 3 * X)).max(axis=(0, 2, 3))

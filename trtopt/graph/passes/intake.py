@@ -25,7 +25,7 @@ from trtopt.graph.op_types import QDQ, WEIGHTED
 from trtopt.graph.passes.integer import INTEGER, Integers
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.quantize import along
-from trtopt.graph.passes.result import Line, PassResult, set_input
+from trtopt.graph.passes.result import Line, PassResult, become, set_input
 from trtopt.graph.proto import LARGE, STANDARD, all_nodes, name_nodes, skeleton
 from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, share_weights, sizes
 
@@ -170,7 +170,7 @@ class _Pairs:
         node.graph.insert_before(node, line.nodes)
         if left:
             for reader in own:
-                _replace(reader, ir.node("Identity", [value]))
+                become(reader, "Identity", [value])
             self.counts[_LONG] += 1
             return False
         node.replace_input_with(0, value)
@@ -192,30 +192,25 @@ class _Pairs:
         them. Also return the least and largest code, less the zero point."""
         low, high = int(held.limits[0] - held.zero.max()), int(held.limits[1] - held.zero.min())
         # No codes bound any more; of symmetric ones only what they cut off, which is little.
-        bare = left and not held.native
-        if held.scale.size > 1:
-            return self._bounded_each(line, value, held, bare), low, high
-        lows, highs = _ends(value, own, held.scale.item())
+        bare, each = left and not held.native, held.scale.size > 1
+        lows, highs = ([], []) if each else _ends(value, own, held.scale.item())
         free = all(end < low for end in lows), all(end > high for end in highs)
         free = free[0] and (bare or low > -128), free[1] and (bare or high != 127)
         low, high = max([low, *lows]), min([high, *highs])
         factor = _widening(low, high)
         needed = free[0] and (left or low / factor > -127.5), free[1] and (left or high / factor < 126.5)
-        if low == 0 and needed == (True, False):
+        if low == 0 and needed == (True, False) and not each:
             maker = value.producer()
             positive = maker is not None and maker.op_type in ("Sigmoid", "Softmax", "HardSigmoid")
             return value if positive else line("Relu", value), low, high
-        ends = (np.asarray(end * held.scale.item(), held.scale.dtype) for end in (low, high))
-        bounds = [self.editor.constant(f"{value.name}_end", end) if cut else None for end, cut in zip(ends, needed)]
-        return line("Clip", value, *bounds) if any(needed) else value, low, high
-
-    def _bounded_each(self, line: Line, value: ir.Value, held: _Held, bare: bool) -> ir.Value:
-        """The same with a scale for each channel, and no zero points."""
         steps = _spread(held.scale, [size or 1 for size in sizes(value) or ()], held.axis)
-        for op, end in zip(("Max", "Min"), held.limits):
-            if bare or (op, end) == ("Max", 0):
-                value = line(op, value, self.editor.constant(f"{value.name}_end", steps * end, held.scale.dtype))
-        return value
+        ends = (np.asarray(end * steps, held.scale.dtype) for end in (low, high))
+        bounds = [self.editor.constant(f"{value.name}_end", end) if cut else None for end, cut in zip(ends, needed)]
+        if not each:
+            return line("Clip", value, *bounds) if any(needed) else value, low, high
+        for op, bound in zip(("Max", "Min"), bounds):  # Clip's are numbers
+            value = value if bound is None else line(op, value, bound)
+        return value, low, high
 
     def _give(self, node: ir.Node, held: _Held, own: list[ir.Node]) -> bool:
         """Compute codes that are outputs, or that something else reads, in floats; a pair has its own."""
@@ -250,7 +245,7 @@ class _Pairs:
     def _float(self, node: ir.Node, held: _Held, content: NDArray[Any]) -> None:
         scale, zero = (_spread(item, content.shape, held.axis, held.block) for item in (held.scale, held.zero))
         numbers = ((content.astype(np.float64) - zero) * scale).astype(held.scale.dtype)
-        _replace(node, ir.node("Constant", [], {"value": ir.tensor(numbers)}))
+        become(node, "Constant", [], value=ir.tensor(numbers))
         self.counts[_SAME] += 1
 
     def _recode(self, node: ir.Node, held: _Held, content: NDArray[Any]) -> None:
@@ -289,10 +284,6 @@ class _Pairs:
             self._quantize(line.nodes[-2])
         else:
             self.counts[_SAME] += 1
-
-
-def _replace(node: ir.Node, made: ir.Node) -> None:
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
 
 
 def _ends(value: ir.Value, own: Sequence[ir.Node], scale: float) -> tuple[list[int], list[int]]:
