@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from trtopt.graph.proto import forget_inner_shapes, inferred_values, refill, subgraphs, to_array
+from trtopt.graph.proto import all_tensors, forget_inner_shapes, inferred_values, refill, subgraphs, to_array
 
 EXACT = "/exact"  # behind the name of a tensor in a widened model: before it is rounded to its half type
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -114,15 +114,12 @@ def _in_fp32(proto: ModelProto) -> tuple[ModelProto, dict[str, int]] | None:
     types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
     copy = ModelProto()
     copy.CopyFrom(proto)
-    for tensor in copy.graph.initializer:
+    for tensor in all_tensors(copy.graph):
         if tensor.data_type in _HALVES:
             tensor.CopyFrom(numpy_helper.from_array(to_array(tensor).astype(np.float32), tensor.name))
-    for node in copy.graph.node:
-        for item in node.attribute:
-            if item.name in ("to", "dtype", "output_dtype") and item.i in _HALVES:
-                item.i = TensorProto.FLOAT
-            elif item.type == onnx.AttributeProto.TENSOR and item.t.data_type in _HALVES:
-                item.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item.t).astype(np.float32), item.t.name))
+    for item in (item for node in copy.graph.node for item in node.attribute):
+        if item.name in ("to", "dtype", "output_dtype") and item.i in _HALVES:
+            item.i = TensorProto.FLOAT
     forget_inner_shapes(copy)
     for value in copy.graph.value_info:
         if value.type.tensor_type.elem_type in _HALVES:

@@ -227,6 +227,19 @@ def channel_axes(node: ir.Node) -> tuple[int, int]:
     return (1, 0) if turned else (0, 1)
 
 
+def along(axis: int | None, numbers: NDArray[Any], rank: int) -> NDArray[Any]:
+    """Numbers in a shape that multiplies with a weight of this rank: one for each entry on an axis; None: one for all."""
+    return numbers.reshape([-1 if index == axis else 1 for index in range(rank)])
+
+
+def spread(numbers: NDArray[Any], shape: Sequence[int], axis: int, groups: int) -> NDArray[Any]:
+    """The same for a layer's weight, whose groups lie one behind the other on axis 0: on axis 1 are the channels of one."""
+    if axis == 0 or groups == 1 or numbers.size == 1:
+        return along(axis, numbers, len(shape))
+    each = np.repeat(numbers.reshape(groups, -1), shape[0] // groups, axis=0)
+    return each.reshape(*each.shape, *[1] * (len(shape) - 2))
+
+
 def normalization(node: ir.Node) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Return each channel's factor and summand of a BatchNormalization; None: they aren't constant, or change in training."""
     held = [item.astype(np.float64) for value in node.inputs[1:5] if (item := constant(value)) is not None]

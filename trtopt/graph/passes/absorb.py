@@ -24,6 +24,7 @@ from trtopt.graph.view import (
     normalization,
     operand,
     read_once,
+    spread,
 )
 
 _Array = NDArray[Any]
@@ -92,13 +93,9 @@ def _scaled(maker: ir.Node, factor: _Array, summand: _Array, editor: Editor) -> 
         return False
     shape = tensor.shape.numpy()
     groups, channels = _channels(maker, shape)
-    along = factor.reshape(-1, *[1] * (len(shape) - 1 - channel_axes(maker)[1]))
-    if groups > 1:  # inputs of all groups × outputs of one
-        each = np.repeat(np.broadcast_to(factor, channels).reshape(groups, -1), shape[0] // groups, axis=0)
-        along = each.reshape(*each.shape, *[1] * (len(shape) - 2))
     content = dict[int, _Array]()
     if (factor != 1).any():
-        content[1] = tensor.numpy().astype(np.float64) * along
+        content[1] = tensor.numpy().astype(np.float64) * spread(factor, shape, channel_axes(maker)[1], groups)
     if bias is not None or summand.any():
         before = np.zeros(channels) if bias is None else bias.astype(np.float64) * attribute(maker, "beta", 1.0)
         content[2] = before * factor + summand

@@ -138,7 +138,7 @@ def _scattered_elements(line: Line, node: ir.Node) -> ir.Value | None:
     if form is None or data.shape is None or updates.shape is None:
         return None
     axis %= len(form)
-    source = indices
+    source, others = indices, [place for place in range(len(form)) if place != axis]
     if len(form) > 1:
         made = indices.producer()
         if made is None or made.op_type != "Expand" or (source := made.inputs[0]) is None:
@@ -147,11 +147,10 @@ def _scattered_elements(line: Line, node: ir.Node) -> ir.Value | None:
         # What is 1 along the axis may be made longer, too.
         if not shape or len(shape) != len(form) or any((size == 1) is (at == axis) for at, size in enumerate(shape)):
             return None
-        others = [place for place in range(len(form)) if place != axis]
         if any(data.shape[place] != updates.shape[place] or data.shape[place] is None for place in others):
             return None  # a part of the data alone
     rows = line("Reshape", source, line.integers([-1]))
-    order = [axis, *(place for place in range(len(form)) if place != axis)]
+    order = [axis, *others]
     turned, moved = (line("Transpose", item, perm=order) for item in (data, updates))
     total = _summed(line, turned, rows, moved)
     return line("Add", data, line("Transpose", total, perm=[int(item) for item in np.argsort(order)]))

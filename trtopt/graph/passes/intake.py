@@ -24,10 +24,9 @@ from trtopt.graph.guard import guarded
 from trtopt.graph.op_types import QDQ, WEIGHTED
 from trtopt.graph.passes.integer import INTEGER, Integers
 from trtopt.graph.passes.opset import to_ir_at
-from trtopt.graph.passes.quantize import along
 from trtopt.graph.passes.result import Line, PassResult, become, set_input
 from trtopt.graph.proto import LARGE, STANDARD, all_nodes, name_nodes, skeleton
-from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, share_weights, sizes
+from trtopt.graph.view import Editor, along, attribute, constant, constant_tensor, operand, share_weights, sizes
 
 _LIMITS = {ir.DataType[f"INT{bits}"]: (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (4, 8, 16, 32)}
 _LIMITS |= {ir.DataType[f"UINT{bits}"]: (0, (1 << bits) - 1) for bits in (4, 8, 16, 32)}

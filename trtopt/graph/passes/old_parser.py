@@ -17,10 +17,9 @@ from onnx import ModelProto
 from trtopt.graph.guard import guarded
 from trtopt.graph.op_types import RECURRENT
 from trtopt.graph.passes.opset import lower_opset
-from trtopt.graph.passes.quantize import along
 from trtopt.graph.passes.result import Line, PassResult, Refused, become, rewrite_nodes, set_input
 from trtopt.graph.proto import STANDARD
-from trtopt.graph.view import Editor, attribute, constant, constant_tensor, drop_unread, operand, sizes, to_ir
+from trtopt.graph.view import Editor, along, attribute, constant, constant_tensor, drop_unread, operand, sizes, to_ir
 
 _STORED = (ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
 

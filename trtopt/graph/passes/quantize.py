@@ -18,7 +18,7 @@ from trtopt.graph.op_types import QDQ
 from trtopt.graph.passes.casts import IR_TYPES
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.view import Editor, attribute, constant, drop_unread
+from trtopt.graph.view import Editor, along, attribute, constant, drop_unread
 
 
 class Format(NamedTuple):
@@ -73,11 +73,6 @@ def weight_scales(weight: NDArray[np.float32], axis: int | None, precision: Prec
     amax = np.abs(weight).max(axis=others)
     scale = np.asarray(amax / FORMATS[precision].largest, np.float32)
     return np.where(scale >= np.finfo(np.float32).tiny, scale, np.float32(1.0))
-
-
-def along(axis: int | None, scale: NDArray[Any], rank: int) -> NDArray[Any]:
-    """Scales in a shape that multiplies with a weight of this rank: one for each entry on an axis; None: one for all."""
-    return scale.reshape([-1 if index == axis else 1 for index in range(rank)])
 
 
 def quantize_weight(

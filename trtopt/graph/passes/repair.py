@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from trtopt.core.errors import CalibrationError
 from trtopt.core.values import Precision
 from trtopt.graph.passes.placement import Points
-from trtopt.graph.passes.quantize import along, quantize_weight, weight_scales
+from trtopt.graph.passes.quantize import quantize_weight, weight_scales
 from trtopt.graph.passes.result import PassResult, set_input
-from trtopt.graph.view import Editor, constant, operand
+from trtopt.graph.view import Editor, along, constant, operand
 
 BIAS = 2  # the input of Conv and Gemm that holds it
 

@@ -23,7 +23,7 @@ from trtopt.graph.passes.int8_neighbours import through
 from trtopt.graph.passes.placement import Points
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import whole_copy
-from trtopt.graph.view import Editor, attribute, channel_axes, constant, drop_unread, read_once, to_ir, to_proto
+from trtopt.graph.view import Editor, attribute, channel_axes, constant, drop_unread, read_once, spread, to_ir, to_proto
 
 Floats = NDArray[np.float32]
 
@@ -98,7 +98,7 @@ def smooth(model: ir.Model, factors: Mapping[str, Floats]) -> PassResult:
         else:
             for slot in range(1, len(front.inputs)):  # its weights and its bias
                 if (content := constant(front.inputs[slot])) is not None:
-                    divided = content / factor.reshape(-1, *[1] * (content.ndim - 1))
+                    divided = content / spread(factor, content.shape, 0, 1)
                     front.replace_input_with(slot, editor.constant(f"{front.name}_divided", divided, np.float32))
             between: ir.Value | None = value
             while between is not None:  # what the factors divide isn't the tensor of that name any more
@@ -107,8 +107,9 @@ def smooth(model: ir.Model, factors: Mapping[str, Floats]) -> PassResult:
                 between = None if maker is None or maker is front else maker.inputs[0]
             changed.append(str(front.name))
         for reader in fitting:
-            content = _spread(reader, factor) * np.asarray(constant(reader.inputs[1]), np.float32)
-            reader.replace_input_with(1, editor.constant(f"{reader.name}_smoothed", content, np.float32))
+            weights = np.asarray(constant(reader.inputs[1]), np.float32)
+            weights = spread(factor, weights.shape, channel_axes(reader)[0], attribute(reader, "group", 1)) * weights
+            reader.replace_input_with(1, editor.constant(f"{reader.name}_smoothed", weights, np.float32))
             changed.append(str(reader.name))
     drop_unread(model.graph)
     return PassResult(model, changed)
@@ -149,15 +150,6 @@ def _matrix(node: ir.Node) -> Floats | None:
         grouped = content.reshape(groups, len(content) // groups, *content.shape[1:])
         return np.moveaxis(grouped, 2, 1).reshape(groups * content.shape[1], -1)
     return np.moveaxis(content, channel_axes(node)[0], 0) if content.ndim == 2 else None
-
-
-def _spread(node: ir.Node, factor: Floats) -> Floats:
-    """A factor for each input channel, in a shape that multiplies with the node's weights."""
-    if node.op_type != "Conv":
-        return factor if channel_axes(node)[0] else factor[:, None]
-    shape, groups = constant(node.inputs[1]).shape, attribute(node, "group", 1)  # type: ignore[union-attr]
-    each = np.repeat(factor.reshape(groups, -1), shape[0] // groups, axis=0)
-    return each.reshape(*each.shape, *[1] * (len(shape) - 2))
 
 
 def _in_front(value: ir.Value) -> ir.Node | None:
