@@ -76,13 +76,3 @@ def test_declared_outputs_stay_as_they_are() -> None:
     proto = conv_relu(inputs={"x": ["n", 3, 8, 8]}, outputs={"y": ["m", 4, 8, "w"]})
     made = guarded(proto, PassResult(to_ir(changed(proto, "Relu")), {"c": "c"}), "", "")
     assert made.graph.output == proto.graph.output and not made.graph.value_info
-
-
-def test_the_evaluator_is_not_believed_where_it_is_wrong() -> None:
-    """Of opset 9 to 13 it mixes the batch's statistics into BatchNormalization: folding would be refused for that."""
-    weights = {"w": values(4, 3, 1, 1), "s": values(4, seed=1), "b": values(4, seed=2), "m": values(4, seed=3)}
-    nodes = [node("Conv", "x w", "h"), node("BatchNormalization", "h s b m v", "y")]
-    for opset in (9, 11, 13, 15):
-        proto = model(nodes, inputs={"x": [1, 3, 4, 4]}, weights={**weights, "v": np.ones(4, np.float32)}, opset=opset)
-        made, report = fold(proto)
-        assert not report.problem and [item.op_type for item in made.graph.node] == ["Conv"]

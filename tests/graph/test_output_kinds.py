@@ -298,11 +298,11 @@ def test_integers_may_be_called_a_ranking() -> None:
     assert [*kinds.values()] == ["ranking", "ranking", "tokens", "tokens", "tokens"]
 
 
-@pytest.mark.parametrize(("shape", "expected"), [(["n", 32], "other"), (["n", 24, 32], "other")])
-def test_what_has_the_shape_of_an_input_is_no_scores(shape: list[int | str], expected: str) -> None:
+@pytest.mark.parametrize("shape", [["n", 32], ["n", 24, 32]])
+def test_what_has_the_shape_of_an_input_is_no_scores(shape: list[int | str]) -> None:
     weights = {"down": np.ones((32, 8), np.float32), "up": np.ones((8, 32), np.float32)}
     nodes = [node("MatMul", "x down", "h"), node("MatMul", "h up", "y")]
-    assert _kind(model(nodes, inputs={"x": shape}, outputs={"y": shape}, weights=weights)) == expected
+    assert _kind(model(nodes, inputs={"x": shape}, outputs={"y": shape}, weights=weights)) == "other"
     scores = model(nodes[:1], inputs={"x": shape}, outputs={"h": [*shape[:-1], 8]}, weights={"down": weights["down"]})
     assert guess(scores, load_model(scores).outputs)["h"] == (Kind.CLASSES if len(shape) == 2 else Kind.TOKENS)
 

@@ -7,26 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values, written
+from graphs import left, model, node, values, written
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
-from trtopt.data.difference import difference
 from trtopt.graph.passes.fold import fold
 from trtopt.ort.sessions import OnnxSession
-
-
-def left(proto: ModelProto, open_size: int = 2) -> list[str]:
-    """Its operators after folding, once the results are seen to be the same."""
-    made, report = fold(proto)
-    feed = {
-        value.name: values(*(dim.dim_value or open_size for dim in value.type.tensor_type.shape.dim), seed=7)
-        for value in proto.graph.input
-    }
-    expected, found = OnnxSession(proto)(feed), OnnxSession(made)(feed)
-    assert not report.problem and {k: v.shape for k, v in expected.items()} == {k: v.shape for k, v in found.items()}
-    assert difference(expected, found).relative < 1e-5
-    return [item.op_type for item in made.graph.node]
 
 
 def ints(*numbers: int) -> NDArray[np.int64]:
@@ -203,13 +189,3 @@ def test_what_the_file_says_of_sizes_decides_nothing() -> None:
     made, _ = fold(proto)
     made.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "n"
     assert OnnxSession(made)({"x": values(3, 3, 4)})["y"].shape == (3, 12)
-
-
-def test_the_report_adds_up() -> None:
-    proto = one("Flatten", axis=1)
-    made, report = fold(proto)
-    assert str(report) == "2 nodes → 2 (removed: 1 Flatten; added: 1 Reshape)" and report.to_json()["added"] == {
-        "Reshape": 1
-    }
-    assert len(made.graph.node) == len(proto.graph.node) - sum(report.removed.values()) + sum(report.added.values())
-    assert str(fold(made)[1]) == "2 nodes → 2 (nothing to fold)"
