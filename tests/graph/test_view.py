@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import onnx_ir as ir
 import pytest
-from graphs import conv_relu, model, node, values, written
+from graphs import conv_relu, values, written
 from onnx import TensorProto
 
 from trtopt.core.errors import ModelError
-from trtopt.graph.io import load_model, save_model
-from trtopt.graph.lazy_weights import is_lazy
-from trtopt.graph.view import Editor, attribute, constant, drop_unread, is_constant, sizes, to_ir, to_proto
+from trtopt.graph.view import sizes, to_ir
 
 
 def test_every_value_has_its_type_and_shape_and_the_message_stays() -> None:
@@ -49,30 +44,3 @@ def test_values_without_a_form_are_named() -> None:
     proto.graph.output[0].type.map_type.key_type = TensorProto.INT64
     with pytest.raises(ModelError, match="aren't tensors or sequences of them: y; leave these out"):
         to_ir(proto)
-
-
-def test_lazy_weights_are_read_where_they_are_asked_for_and_written_as_references(tmp_path: Path) -> None:
-    weight = values(160, 160)
-    proto = model([node("MatMul", "x w", "y")], inputs={"x": ["n", 160]}, weights={"w": weight})
-    save_model(proto, tmp_path / "m.onnx", inline_limit=0)
-    lazy = load_model(tmp_path / "m.onnx", lazy=True).proto
-    graph = to_ir(lazy)
-    (operand,) = graph.graph.initializers.values()
-    assert is_constant(operand)
-    np.testing.assert_array_equal(constant(operand), weight)
-    assert operand.const_value is not None and operand.const_value.tobytes() == weight.tobytes()
-    (again,) = to_proto(graph).graph.initializer
-    assert is_lazy(again) and again == lazy.graph.initializer[0]
-
-
-def test_an_editor_takes_no_name_twice_and_unread_constants_go() -> None:
-    graph = to_ir(conv_relu())
-    editor = Editor(graph)
-    first, second = editor.constant("w", [1.0], np.float32), editor.constant("y", 2, np.int64)
-    assert (first.name, second.name) == ("w_1", "y_1")
-    item = editor.node("Cast", [first], "h", ir.DataType.FLOAT16, to=10)
-    assert (item.outputs[0].name, item.name) == ("h_1", "h_1/Cast")
-    assert attribute(item, "to") == 10 and attribute(item, "saturate", 1) == 1
-    editor.put_behind(graph.graph.inputs[0], [item])
-    drop_unread(graph.graph)
-    assert sorted(graph.graph.initializers) == ["b", "w", "w_1"]

@@ -146,19 +146,17 @@ def _by_tensor(node: ir.Node, editor: Editor) -> bool:
         return False
     if zero is not None and zero.astype(bool).any():
         return False
-    axis, line, of_one = attribute(node, "axis", 1) % len(form), Line(editor, node), node.inputs[0]
+    axis, of_one = attribute(node, "axis", 1) % len(form), node.inputs[0]
     along = editor.constant(f"{node.name}/scale", scale.reshape(np.where(np.arange(len(form)) == axis, -1, 1)))
+    line = Line(editor, node, along.dtype)
     held = [editor.constant(f"{node.name}/one", np.ones((), scale.dtype))]
     held += [editor.constant(f"{node.name}/zero", np.zeros((), zero.dtype))] if zero is not None else []
     if node.op_type == "QuantizeLinear":
         of_one = line("Div", of_one, along)
-        of_one.dtype = along.dtype
         for slot, item in enumerate((of_one, *held)):
             node.replace_input_with(slot, item)
         node.attributes.pop("axis", None)
     else:
-        of_one = line("DequantizeLinear", of_one, *held)
-        of_one.dtype = node.outputs[0].dtype
-        chain(node, editor, of_one, ("Mul", along))
+        chain(node, editor, line("DequantizeLinear", of_one, *held), ("Mul", along))
     node.graph.insert_before(node, line.nodes)
     return True
