@@ -65,7 +65,7 @@ def quantize_neighbours(search: Reads) -> None:
 
 
 def _residuals(search: Reads) -> None:
-    """Quantize the skip in Add(conv, skip); the convolution of the other branch then adds it in its epilogue.
+    """Quantize the skip alone in Add(conv, skip): the convolution, the Add and its ReLU stay one kernel.
 
     Of two convolutions the deeper one adds, left out by name, too, where nothing is quantized then: leaving a node out never
     quantizes a tensor that wasn't before, for which a table has no scale.

@@ -2,9 +2,7 @@
 
 The rules are those that TensorRT fuses (TensorRT Developer Guide, "Working with Quantized Types"; measured on 8.6:
 docs/results/): activations per tensor, weights per output channel, symmetric; a layer reads its input quantized *after*
-the activation; in `Conv + Add(skip)` only the skip is quantized so that the convolution, the Add and its ReLU stay one
-kernel, and an Add of two activations reads both quantized; inputs of one Concat share one scale, and what else reads them
-reads INT8; pooling reads INT8; nothing is quantized at the network's outputs.
+the activation; what stands beside such layers as `int8_neighbours` says; nothing is quantized at the network's outputs.
 """
 
 from __future__ import annotations
