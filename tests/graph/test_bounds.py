@@ -21,12 +21,12 @@ def network() -> ModelProto:
         node("MaxPool", "m", "p", kernel_shape=[2, 2], strides=[2, 2]), node("Concat", "p p", "j", axis=1),
         node("Conv", "j depthwise", "d", group=8, pads=[2, 2, 2, 2]), node("Relu", "d", "r"), node("Add", "r shift", "a"),
         node("GlobalAveragePool", "a", "g"), node("Flatten", "g", "f"), node("Gemm", "f v", "h", transB=1),
-        node("Gemm", "h u bias", "k"), node("HardSwish", "k", "e"), node("MatMul", "e q", "y"),
+        node("Gemm", "h u bias", "k"), node("HardSwish", "k", "e"), node("MatMul", "e q", "z"), node("Clip", "z low high", "y"),
     ]  # fmt: skip
     weights = {
         "w": values(4, 3, 3, 3), "b": values(4, seed=1), "depthwise": values(8, 1, 3, 3, seed=2),
         "shift": values(8, 1, 1, seed=3), "v": values(6, 8, seed=4), "u": values(6, 5, seed=5), "bias": values(5, seed=6),
-        "q": values(5, 7, seed=7),
+        "q": values(5, 7, seed=7), "low": np.float32(-3), "high": np.float32(2),
     }  # fmt: skip
     return model(parts, weights=weights)
 
@@ -36,7 +36,7 @@ def test_everything_lies_within_its_bounds() -> None:
     names = [name for item in proto.graph.node for name in item.output]
     samples = [values(1, 3, 8, 8, seed=seed) - 0.5 for seed in range(20)]
     known = bounds(proto, {"x": float(np.abs(samples).max())})
-    assert set(known) == {"x", *names}
+    assert set(known) == {"x", *names} and known["y"] == 3
     session = open_session(proto, outputs=names)
     for sample in samples:
         for name, array in zip(names, session.run(names, {"x": sample})):
@@ -51,38 +51,8 @@ def test_of_what_has_no_rule_and_of_halves_nothing_is_known() -> None:
     assert set(bounds(half(overflowing()[0]), {"x": 1.0})) == {"x"}
     infinite = model([node("Add", "x k", "y")], weights={"k": np.array(np.inf, np.float32)})
     assert set(bounds(infinite, {"x": 1.0})) == {"x"}
-
-
-HELD = {
-    "k": np.float32([1, -4]), "lo": np.float32(-1), "hi": np.float32(2), "w": np.float32([[1, -1], [2, 0.5]]),
-    "c": np.float32([10, -10]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("operator", "largest"),
-    [
-        ("y = Clip (x, lo, hi)", 2),
-        ("y = Clip (x, lo)", None),
-        ("y = Relu (x)", 3),
-        ("y = Softmax (x)", 1),
-        ("y = Add (x, k)", 7),
-        ("y = Mul (x, k)", 12),
-        ("y = Concat <axis = 0> (x, k)", 4),
-        ("y = MatMul (x, w)", 9.45),  # 5 % of 9 are left to rounding
-        ("y = MatMul (x, k)", 15.75),
-        ("y = MatMul (x, x)", None),
-        ("y = Gemm (x, w, c)", 19.95),
-        ("y = Gemm <transB = 1> (x, w)", 7.875),
-        ("y = Gemm <alpha = 2.0> (x, w)", None),
-        ("y = own.Relu (x)", None),
-    ],
-)
-def test_magnitudes_follow_from_magnitudes(operator: str, largest: float | None) -> None:
-    (item,) = nodes(operator)
-    proto = model([item], inputs={"x": [2, 2]}, weights={name: HELD[name] for name in item.input if name in HELD})
-    found = bounds(proto, {"x": 3.0})
-    assert found.get("y") == (largest and pytest.approx(largest))
+    for text in ("y = Clip (x, k)", "y = MatMul (x, x)", "y = Gemm <alpha = 2.0> (x, k)", "y = own.Relu (x)"):
+        assert set(bounds(model(nodes(text), weights={"k": values(2, 2)}), {"x": 1.0})) == {"x"}
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -239,12 +239,6 @@ def test_saving_leaves_nothing_behind_on_failure(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
-def test_saving_over_the_file_it_came_from(external: Path) -> None:
-    loaded = load_model(external)
-    save_model(loaded.proto, external, inline_limit=1000)
-    assert load_model(external).fingerprint == loaded.fingerprint
-
-
 @pytest.mark.parametrize("kind", ["FLOAT", "FLOAT16", "BFLOAT16", "INT64", "INT8", "BOOL", "INT4", "UINT4", "DOUBLE"])
 def test_tensor_sizes_match_their_content(kind: str) -> None:
     tensor = helper.make_tensor("t", getattr(TensorProto, kind), [3, 5], [1] * 15)

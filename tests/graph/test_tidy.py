@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import left, model, node, values, written
+from graphs import left, model, node, written
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from trtopt.graph.passes.fold import fold
-from trtopt.ort.sessions import OnnxSession
 
 
 def ints(*numbers: int) -> NDArray[np.int64]:
@@ -177,15 +176,3 @@ def test_sizes_of_shapes_are_numbers_or_stay_as_they_were() -> None:
     assert left(proto) == ["Reshape", "Relu"]
     shape = next(t for t in fold(proto)[0].graph.initializer if t.name in fold(proto)[0].graph.node[0].input)
     assert onnx.numpy_helper.to_array(shape).tolist() == [0, 3, -1]
-
-
-def test_what_the_file_says_of_sizes_decides_nothing() -> None:
-    """Declared for a batch of one, it gives a batch's results."""
-    proto = written(
-        "(float[n,3,4] x) => (float[1,12] y) { s = Shape (x) b = Gather (s, zero) u = Unsqueeze (b, first) "
-        "t = Concat <axis = 0> (u, rest) h = Reshape (x, t) y = Relu (h) }",
-        zero=0, first=[0], rest=[-1],
-    )  # fmt: skip
-    made, _ = fold(proto)
-    made.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "n"
-    assert OnnxSession(made)({"x": values(3, 3, 4)})["y"].shape == (3, 12)
