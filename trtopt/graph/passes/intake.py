@@ -203,12 +203,12 @@ class _Pairs:
             positive = maker is not None and maker.op_type in ("Sigmoid", "Softmax", "HardSigmoid")
             return value if positive else line("Relu", value), low, high
         steps = _spread(held.scale, [size or 1 for size in sizes(value) or ()], held.axis)
-        ends = (np.asarray(end * steps, held.scale.dtype) for end in (low, high))
-        bounds = [self.editor.constant(f"{value.name}_end", end) if cut else None for end, cut in zip(ends, needed)]
+        ends = [np.asarray(end * steps, held.scale.dtype) for end in (low, high)]
         if not each:
+            bounds = [self.editor.constant(f"{value.name}_end", end) if cut else None for end, cut in zip(ends, needed)]
             return line("Clip", value, *bounds) if any(needed) else value, low, high
-        for op, bound in zip(("Max", "Min"), bounds):  # Clip's are numbers
-            value = value if bound is None else line(op, value, bound)
+        for op, end, cut in zip(("Max", "Min"), ends, needed):  # a Clip's ends are numbers
+            value = line(op, value, self.editor.constant(f"{value.name}_end", end)) if cut else value
         return value, low, high
 
     def _give(self, node: ir.Node, held: _Held, own: list[ir.Node]) -> bool:
