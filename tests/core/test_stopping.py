@@ -30,7 +30,8 @@ WORKS = {
     "turned": "\n        try: time.sleep(60)\n        except KeyboardInterrupt: raise SyntaxError('\\\\N escapes')",
     "caught": "\n        try: time.sleep(60)\n        except KeyboardInterrupt: raise trtopt.TrtoptError('import failed')",
     "in a text's code": "\n        exec('time.sleep(60)')",  # dataclasses run such texts as modules are imported
-    "in a callback": "\n        class Gone:\n            def __del__(self): time.sleep(60)\n        Gone(); time.sleep(60)",
+    "in a callback": "\n        stopping.PATIENCE = 60\n        class Gone:\n            def __del__(self): time.sleep(60)"
+    "\n        Gone(); time.sleep(60)",
     "swallowed": "\n        try: time.sleep(60)\n        except: pass\n        return trtopt_version()",
     "swallowed for long": "stopping.PATIENCE = 0.3\n        try: time.sleep(60)\n        except: time.sleep(60)",
     "in native code": "stopping.PATIENCE = 0.3; __import__('ctypes').CDLL(None).sleep(60)",

@@ -80,7 +80,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _again(lost: sys.UnraisableHookArgs) -> None:
     if isinstance(lost.exc_value, KeyboardInterrupt) and _received is not None:
-        threading.Timer(0.02, signal.raise_signal, [_received]).start()  # now, this hook would lose it too
+        main = threading.main_thread().ident  # which may sleep: to another thread's signal it wouldn't wake
+        threading.Timer(0.02, signal.pthread_kill, [main, _received]).start()  # now, this hook would lose it, too
     else:
         sys.__unraisablehook__(lost)
 
