@@ -51,10 +51,10 @@ def _edited(source: Path, target: Path, edit: Edit) -> Path:
     return target
 
 
-def _on_gpu(version: str, ms: float, **more: Any) -> Edit:
+def _on_gpu(version: str, ms: float, shape: str = "8x3x8x8", **more: Any) -> Edit:
     def edit(content: dict[str, Any]) -> None:
         content["manifest"]["generation"] |= {"product": "TensorRT", "version": version, "gpu": "NVIDIA H200"} | more
-        content["times"] = [{"shapes": {"x": "8x3x8x8"}, "gpu_ms": ms}]
+        content["times"] = [{"shapes": {"x": shape}, "gpu_ms": ms}]
         content["certificate"]["on_gpu"] = True
 
     return edit
@@ -87,7 +87,16 @@ def test_time_is_compared_on_one_gpu(folder: Path, tmp_path: Path, ms: float, ga
     assert change.kind == "slower" and change.gate is fails and result.ok is not fails
     assert change.text == f"at x 8x3x8x8 it takes {ms / 0.4:.2f} times old's time ({ms:.4g}, 0.4 ms)"
     other = _edited(new, tmp_path / "other", _on_gpu("10.6.0", ms, gpu="NVIDIA L4"))
-    assert _kinds(trtopt.upgrade([old, other], fail_on=[gate])) == {"times": False}
+    assert _kinds(trtopt.upgrade([old, other], fail_on=[gate])) == {"times": True}
+    assert _kinds(trtopt.upgrade([old, other], fail_on=["wrong"])) == {"times": False}
+
+
+def test_a_gate_of_times_closes_where_the_shapes_are_others(folder: Path, tmp_path: Path) -> None:
+    old = _edited(folder / "int8.results", tmp_path / "old", _on_gpu("8.6.0", 0.4))
+    new = _edited(folder / "int8.results", tmp_path / "new", _on_gpu("10.6.0", 0.4, shape="4x3x8x8"))
+    result = trtopt.upgrade([old, new], fail_on=["slower=5%"])
+    (change,) = result.changes
+    assert change.gate and change.text == "times aren't compared at x 4x3x8x8, at which old wasn't timed"
 
 
 def test_a_wrong_engine_less_precision_and_a_larger_plan_are_told(folder: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.timing import Times
 from trtopt.trt.capabilities import Capabilities, refusals
 
-WRONG, SLOWER, LARGER, PRECISION = "wrong", "slower", "larger", "precision"
+WRONG, SLOWER, LARGER, PRECISION, TIMES = "wrong", "slower", "larger", "precision", "times"
 _SHARE = 0.01  # of the arithmetic: less is no change
 _COLUMNS = ("", "TensorRT", "GPU", "right", "dB to the model", "GPU ms", "plan MiB", "scratch MiB", "runs", "build s")
 
@@ -133,8 +133,8 @@ def upgrade(request: UpgradeRequest) -> Upgrade:
 
     Args:
         results: what `certify(save=)` wrote: the old one's first.
-        fail_on: what makes `ok` False, of any later one: "wrong", "slower=5%" (GPU time of any profile), "larger=5%" (plan or
-            scratch memory), "precision" (less of the arithmetic in the precision asked for).
+        fail_on: what makes `ok` False, of any later one: "wrong", "slower=5%" (GPU time of any profile, or one that can't be
+            compared), "larger=5%" (plan or scratch memory), "precision" (less of the arithmetic in the precision asked for).
         output: an HTML page with the table; it takes jinja2.
 
     Raises:
@@ -153,7 +153,7 @@ def upgrade(request: UpgradeRequest) -> Upgrade:
             f"the engines are of different models: {sources[0]['path']} and {odd['path']} differ in content"
         )
     changes = [
-        Change(path.name, kind, text, share, kind in gates and (share is None or share > gates[kind]))
+        Change(path.name, kind, text, share, _gated(gates, kind, share))
         for path, engine in zip(given[1:], engines[1:])
         for kind, text, share in _changes(given[0].name, engines[0], engine)
     ]
@@ -174,6 +174,12 @@ def _gate(text: str) -> tuple[str, float]:
     return kind, least
 
 
+def _gated(gates: Mapping[str, float], kind: str, share: float | None) -> bool:
+    """Tell if a gate closes; that of times does, too, where they can't be compared."""
+    kind = SLOWER if kind == TIMES else kind
+    return kind in gates and (share is None or share > gates[kind])
+
+
 def _read(path: Path) -> Certified:
     try:
         content = read_json(existing_file(path, "the results"))
@@ -192,13 +198,15 @@ def _changes(first: str, old: Certified, new: Certified) -> Iterator[tuple[str, 
         yield WRONG, f"isn't right: {item.name} ({where})", None
     if was.generation.get("gpu") != now.generation.get("gpu") or not (old.times and new.times):
         missing = "one of them wasn't timed" if not (old.times and new.times) else "they were timed on different GPUs"
-        yield "times", f"times aren't compared: {missing}", None
+        yield TIMES, f"times aren't compared: {missing}", None
     else:
         before = {str(each.shapes): each.gpu_ms for each in old.times}
         for timed in new.times:
             ms = before.get(str(timed.shapes))
-            if ms is not None and timed.gpu_ms != ms:
-                shapes = ", ".join(f"{name} {shape}" for name, shape in timed.shapes.items())
+            shapes = ", ".join(f"{name} {shape}" for name, shape in timed.shapes.items())
+            if ms is None:
+                yield TIMES, f"times aren't compared at {shapes}, at which {first} wasn't timed", None
+            elif timed.gpu_ms != ms:
                 ratio = f"{timed.gpu_ms / ms:.2f} times {first}'s time ({timed.gpu_ms:.4g}, {ms:.4g} ms)"
                 yield SLOWER, f"at {shapes} it takes {ratio}", timed.gpu_ms / ms - 1
     for what, then, size in (("plan", was.plan["bytes"], now.plan["bytes"]), ("scratch", was.scratch, now.scratch)):
