@@ -171,9 +171,11 @@ class _Draft:
         lines = []
         if self.model:
             words = [*self._precision(), *self._shapes()]
-            if "prune" in self.build and words[:1] not in (["--fp16"], ["--int8"]):
+            fits = words[:1] in (["--fp16"], ["--int8"]) and not {"--calib", "--int4"} & {*words, *self.build}
+            if "prune" in self.build and not fits:
                 self.build = [word for word in self.build if word not in ("--sparsity", "prune")]
-                self.say("--sparsity=force", "trtopt prunes for --fp16 or --int8: choose one of them", lacking=True)
+                instead = "trtopt prunes for --fp16 alone, or for --int8 by the samples that it calibrates on"
+                self.say("--sparsity=force", instead, lacking=True)
             words += self.build
             lines.append(["trtopt", "build", self.model, *words, "-o", self.engine])
         if self.running:
