@@ -54,9 +54,13 @@ def test_a_failures_lines_are_its_own(world: World, monkeypatch: pytest.MonkeyPa
     assert failing(UnsupportedOperator("can't take", issues, "do this")) == (
         "error: can't take:\n  n\\nerror: x (Foo): r\n  m (Bar): s\ndo this\n"
     )
-    many = UnsupportedOperator("can't take", [Issue(f"n{index}", "Foo", "r") for index in range(70)], "do this")
-    assert failing(many).splitlines()[6:] == ["  n5 (Foo): r", "  and 64 more of Foo", "do this"]
+    many = UnsupportedOperator("can't take", [Issue(f"n{index}", "Foo", f"r{index}") for index in range(70)], "do this")
+    assert failing(many).splitlines()[6:] == ["  n5 (Foo): r5", "  and 64 more of Foo", "do this"]
     assert len(many.retold(str).issues) == 70
+    same = [*(Issue(f"n{index}", "Foo", "r") for index in range(9)), Issue("m", "Foo", "s"), Issue("k", "Bar", "r")]
+    same += [Issue("", "", "t")] * 2
+    said = failing(UnsupportedOperator("can't take", same)).splitlines()[1:]
+    assert said == ["  n0, n1, n2, n3, n4, n5 and 3 more (Foo): r", "  m (Foo): s", "  k (Bar): r", "  t"]
 
 
 def test_names_of_files_members_and_options(world: World) -> None:

@@ -79,15 +79,24 @@ class _Listing(Exception):
 _ALIKE = 6  # nodes of an operator that one message lists
 
 
+def _some(nodes: Sequence[str]) -> str:
+    nodes = [*filter(None, nodes)]  # an issue may be at none
+    more = len(nodes) - _ALIKE
+    return ", ".join(nodes) if more < 2 else f"{', '.join(nodes[:_ALIKE])} and {more} more"
+
+
 class UnsupportedOperator(_Listing, ModelError):
     """The parser refuses nodes: `problem`, then `issues` line by line (`trtopt.core.values.Issue`), then `advice`.
 
-    `words` are the issues in other words. Of many nodes of one operator the first are shown, and how many more there are.
+    `words` are the issues in other words. Nodes that the same is said of share a line. Of many of one operator the first are
+    shown, and how many more there are.
     """
 
     def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
         self.issues, self.words = tuple(issues), tuple(words or map(str, issues))
-        alike = grouped((issue.op or issue, text) for issue, text in zip(self.issues, self.words))
+        pairs = zip(self.issues, self.words)
+        said = grouped(((issue.op or issue, text.removeprefix(issue.node)), issue.node) for issue, text in pairs)
+        alike = grouped((operator, _some(nodes) + text) for (operator, text), nodes in said.items())
         shown: list[str] = []
         for operator, texts in alike.items():
             more = len(texts) - _ALIKE

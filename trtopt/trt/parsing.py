@@ -144,7 +144,7 @@ def _let_pass(error: RuntimeError) -> None:
 
 def refusal(name: str, issues: Sequence[Issue]) -> UnsupportedOperator:
     """The error that says what of a model is refused."""
-    count = len([issue for issue in issues if issue.node]) or len(issues)
+    count = len({issue.node for issue in issues if issue.node}) or len(issues)
     return UnsupportedOperator(f"TensorRT can't take {counted(count, 'part')} of {name}", issues)
 
 
