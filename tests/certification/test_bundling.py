@@ -53,12 +53,14 @@ def test_a_wrong_node_is_cut_out_with_its_inputs(fault: Any, batch: int, tmp_pat
 
 
 def test_a_part_grows_until_it_is_wrong(tmp_path: Path) -> None:
-    """A fault that only d beside f shows: the part has both, what shapes are computed of, and no more of the graph."""
+    """A fault that only d beside f shows: the part has both, what shapes are computed of, and no more of the graph; large
+    weights are its own."""
     proto = written(
-        """(float[n, 8] x) => (float[n, 8] y) {
+        """(float[n, 200] x) => (float[n, 200] y) {
         [n1] a = Relu (x) [n2] b = Sigmoid (a) [n3] c = Tanh (b) [n4] s = Shape (c) [n5] d = Reshape (c, s)
-        [n6] e = Neg (d) [n7] f = Abs (e) [n8] g = Sqrt (f) [n9] h = Exp (g) [n10] i = Cos (h) [n11] y = Sin (i) }""",
+        [n6] e = MatMul (d, w) [n7] f = Abs (e) [n8] g = Sqrt (f) [n9] h = Exp (g) [n10] i = Cos (h) [n11] y = Sin (i) }""",
         opset=17,
+        w=values(200, 200),
     )
     model, parts = load_model(proto), list[list[str]]()
 
@@ -75,9 +77,9 @@ def test_a_part_grows_until_it_is_wrong(tmp_path: Path) -> None:
 
         return contextlib.nullcontext(fused)
 
-    samples = [{"x": array[None]} for array in values(6, 8)]
+    samples = [{"x": array[None]} for array in values(6, 200)]
     candidate = Candidate(OnnxRunner(model, optimize=False), (1, 4), model.outputs)
-    fault, at = Relation(ONE, "y", 4, 3.0, 100.0, "sample 2"), Place(ONE, 4, "e", "n6", "Neg", 3.0, 100.0, False, 1)
+    fault, at = Relation(ONE, "y", 4, 3.0, 100.0, "sample 2"), Place(ONE, 4, "e", "n6", "MatMul", 3.0, 100.0, False, 1)
     subject = Subject(proto, proto, candidate, opened, samples)
     said = bundling.bundle(tmp_path, subject, at, fault, None)
     part = onnx.load(tmp_path / "model.onnx")
@@ -88,6 +90,19 @@ def test_a_part_grows_until_it_is_wrong(tmp_path: Path) -> None:
     )
     said = bundling.bundle(tmp_path / "whole", right, at, fault, None)
     assert f"{len(proto.graph.node)} nodes, the whole graph: no part of it is wrong by itself" in said
+
+
+def test_without_a_gpu_what_is_right_is_the_model_not_the_graph_that_is_tried(tmp_path: Path) -> None:
+    text = "(float[n, 256] x) => (float[n, 256] y) { [one] a = MatMul (x, w) [two] b = Relu (a) [three] y = MatMul (b, v) }"
+    weights = {name: values(256, 256, seed=seed, scale=0.1) for seed, name in enumerate("wv")}
+    proto, data = written(text, **weights), {"x": values(8, 256)}
+    options: dict[str, Any] = {"backend": "rtx", "target": "sm89", "save_onnx": tmp_path / "graph.onnx"}
+    trtopt.build(proto, tmp_path / "net.engine", fp16=True, sparsity="prune", **options)
+    found = trtopt.certify(proto, tmp_path / "net.engine", data=data, min_snr=40, bundle=tmp_path / "report")
+    assert [item.name for item in found.failed] == ["the model as given"]
+    inputs, expected = (np.load(tmp_path / "report" / f"{name}.npz") for name in ("inputs", "expected"))
+    assert [*inputs] == ["b"], "the last product alone"
+    assert np.allclose(expected["y"], inputs["b"] @ weights["v"], atol=1e-3)
 
 
 @pytest.mark.parametrize(

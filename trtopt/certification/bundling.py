@@ -21,7 +21,7 @@ from trtopt.core.words import counted
 from trtopt.data.rebatch import Arrays, joined
 from trtopt.engine.manifest import Manifest, described_spec
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.proto import infer_shapes, inferred_values, whole_copy
+from trtopt.graph.proto import inferred_values, whole_copy
 
 _HOPS = 6  # times that a part is doubled before it is the whole graph
 _SCRIPT = '''\
@@ -84,8 +84,12 @@ for count in sorted({{least, size}}):
 
 def bundle(folder: Path, subject: Subject, found: Place, fault: Relation, manifest: Manifest | None) -> str:
     """Write model.onnx, inputs.npz, expected.npz and show.py, and say what they are."""
-    graph, wrong = infer_shapes(whole_copy(subject.graph)), False
+    wrong, known = False, {name for node in subject.right.graph.node for name in node.output}
+    known |= {value.name for value in subject.right.graph.input}
+    graph = _with_types(subject.graph)
     for part, names in _parts(graph, found):
+        if part is not graph and not known >= {*names, *(value.name for value in part.graph.output)}:
+            continue  # what would be right isn't known
         run = with_tensors(load_model(subject.right), names)
         rows = [{**sample, **run(sample)} for sample in subject.samples]
         inputs = [{name: np.asarray(row[name]) for name in names} for row in rows]
@@ -94,7 +98,7 @@ def bundle(folder: Path, subject: Subject, found: Place, fault: Relation, manife
         if by_rows and (wrong := _wrong(part, subject, fault, inputs)):
             break
     results = map(_right(part, subject), chosen)
-    expected = joined([{value.name: row[value.name] for value in part.graph.output} for row in results])
+    expected = joined([{it.name: row[it.name] for it in part.graph.output if it.name in row} for row in results])
     least = min(subject.candidate.sizes[0], fault.batch)
     types = {item.name: item.dtype for item in load_model(part).inputs}
     made_folder(folder)
@@ -149,9 +153,24 @@ def _wrong(part: ModelProto, subject: Subject, fault: Relation, rows: Sequence[A
 def _right(part: ModelProto, subject: Subject) -> Runner:
     """Open the same part of the graph that is right."""
     if subject.right is not subject.graph:
-        names = [[value.name for value in values] for values in (part.graph.input, part.graph.output)]
-        part = Extractor(infer_shapes(whole_copy(subject.right))).extract_model(*names)
+        right = _with_types(subject.right)
+        made = {
+            name for node in right.graph.node for name in node.output
+        }  # not the outputs that a build was told to add
+        names = [value.name for value in part.graph.input], [it.name for it in part.graph.output if it.name in made]
+        part = Extractor(right).extract_model(*names)
     return with_tensors(load_model(part))
+
+
+def _with_types(proto: ModelProto) -> ModelProto:
+    """Return a copy with all weights, and the types that parts of it need of their inputs and outputs."""
+    whole, values = whole_copy(proto), inferred_values(proto)
+    held = (*whole.graph.input, *whole.graph.output, *whole.graph.initializer)
+    for name in (item.name for item in held):
+        values.pop(name, None)
+    del whole.graph.value_info[:]
+    whole.graph.value_info.extend(values.values())
+    return whole
 
 
 def _parts(graph: ModelProto, found: Place) -> Iterator[tuple[ModelProto, list[str]]]:
