@@ -144,6 +144,9 @@ def test_what_has_no_counterpart_is_said() -> None:
     for words in ("--best", "--int8 --calib=c.cache", "--fp16 --int4"):  # with which build refuses to prune
         pruned = migrated(f"trtexec --onnx=m.onnx {words} --sparsity=force --refit --skipInference")
         assert not pruned.ok and "--sparsity" not in pruned.commands[0] and "--refit" in pruned.commands[0]
+    for words in ("--best", "--int8", "--fp8"):
+        coded = migrated(f"trtexec --onnx=m.onnx {words} --int4 --skipInference")
+        assert not coded.ok and words in coded.commands[0] and "--int4" not in coded.commands[0]
     gone = {
         item.what: item.gone for item in migrated("trtexec --onnx=m.onnx --fp16 --workspace=1 --useCudaGraph").replaced
     }

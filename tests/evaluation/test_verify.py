@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch  # noqa: TID251
 from compared import compare
-from graphs import model, node, typed, values
+from graphs import model, node, typed, values, written
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from sklearn.datasets import load_digits
@@ -427,6 +427,14 @@ def test_an_engine_is_told_from_a_broken_model(world: World, rtx: None) -> None:
     has(world.refused(*request), "build keeps it with --save-onnx: trtopt build")
     (world.folder / "m.engine.json").write_text("{")
     has(world.refused(*request), "m.engine.json can't be read (not JSON", "build the engine again")
+
+
+def test_tensors_that_an_engine_was_told_to_give_besides_are_not_compared(tmp_path: Path, rtx: None) -> None:
+    proto = written("(float[n, 8] x) => (float[n, 8] y) { a = MatMul (x, w) y = Relu (a) }", w=values(8, 8))
+    kept = tmp_path / "graph.onnx"
+    trtopt.build(proto, tmp_path / "m.engine", fp16=True, target="sm89", save_onnx=kept, mark_output=["a"])
+    found = trtopt.verify(proto, tmp_path / "m.engine", {"x": values(4, 8)})
+    assert [item.name for item in found.outputs] == ["y"] and found.snr_db > 40
 
 
 def test_a_graph_with_control_flow_is_judged() -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -173,14 +173,19 @@ class _Draft:
             words = [*self._precision(), *self._shapes()]
             fits = words[:1] in (["--fp16"], ["--int8"]) and not {"--calib", "--int4"} & {*words, *self.build}
             if "prune" in self.build and not fits:
-                self.build = [word for word in self.build if word not in ("--sparsity", "prune")]
                 instead = "trtopt prunes for --fp16 alone, or for --int8 by the samples that it calibrates on"
-                self.say("--sparsity=force", instead, lacking=True)
+                self._leave("--sparsity=force", ["--sparsity", "prune"], instead)
+            if "--int4" in self.build and words[:1] in (["--best"], ["--int8"], ["--fp8"]):
+                self._leave("--int4", ["--int4"], f"it is for FP16 or BF16 alone, and {words[0]} is asked for, too")
             words += self.build
             lines.append(["trtopt", "build", self.model, *words, "-o", self.engine])
         if self.running:
             lines.append(["trtopt", "bench", self.engine, *self.bench])
         return list(map(shlex.join, lines))
+
+    def _leave(self, what: str, words: Sequence[str], why: str) -> None:
+        self.build = [word for word in self.build if word not in words]
+        self.say(what, why, lacking=True)
 
     def _precision(self) -> list[str]:
         name = next((name for name in ("best", "int8", "fp8", "fp16", "bf16") if name in self.precisions), "")

@@ -144,6 +144,8 @@ def _compared(
 
     with contextlib.ExitStack() as stack:
         other, place = _candidate(stack, request, sides)
+        if sides[2] is not None:
+            other = _of_model(other, model)
         runs = (run, other) if metric is None else (_keeping(run, before), _keeping(other, after))
         true = None if metric is not None and metric.takes_labels else labels
         try:
@@ -196,6 +198,12 @@ def by_samples(run: Runner, model: Model | Session) -> Runner:
         counted = [info for info in outputs if info.batch_axis is not None]
         return (lambda batch: samples_first(run(batch), counted)) if alone(counted) else run
     return lambda batch: joined(samples_first(run(laid_out(sample, inputs)), outputs) for sample, _ in chunks(batch, 1))
+
+
+def _of_model(run: Runner, model: Model) -> Runner:
+    """`run` without the tensors that an engine gives besides, as `mark_output=` told it to."""
+    own = {info.name for info in model.outputs}
+    return lambda batch: {name: array for name, array in run(batch).items() if name in own}
 
 
 def _keeping(run: Runner, arrays: list[Arrays]) -> Runner:
