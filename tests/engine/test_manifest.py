@@ -7,8 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from graphs import written
 from manifests import made
 
+import trtopt
+from trtopt.cli.inspection import engine_lines
 from trtopt.core.errors import EngineError, EngineMismatch, UsageError
 from trtopt.core.values import Kept, LayerInfo, Precision
 from trtopt.engine.inspection import inspect
@@ -135,3 +138,14 @@ def test_where_the_arithmetic_runs_is_said_where_it_differs() -> None:
     assert thirds == "of the arithmetic, 33.4% INT8, 33.3% FP16, 33.3% FP32"  # which is 100
     assert arithmetic({"int8": 1.0}) == ""
     assert arithmetic({}) == ""
+
+
+def test_inspect_says_types_as_the_plan_has_them(tmp_path: Path, rtx: None) -> None:
+    proto = written(
+        "(float[n, 8] x, int64[n, 8] at) => (float[n, 8] y) { a = GatherElements <axis = 1> (x, at) y = Relu (a) }"
+    )
+    trtopt.build(proto, tmp_path / "m.engine", fp16=True, fp32_io=False, target="sm89")
+    lines = [line.strip() for line in engine_lines(inspect(tmp_path / "m.engine"))]
+    assert [line for line in lines if "put " in line] == [
+        "input x: float16 nx8", "input at: int64 nx8", "output y: float16 nx8, other",
+    ]  # fmt: skip

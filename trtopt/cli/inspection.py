@@ -59,7 +59,7 @@ def layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def engine_lines(report: Any) -> Iterator[str]:
-    from trtopt.engine.manifest import REASONS, arithmetic, embedded_by
+    from trtopt.engine.manifest import REASONS, arithmetic, as_built, embedded_by
     from trtopt.engine.reports import built_for
 
     yield f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB"
@@ -73,7 +73,8 @@ def engine_lines(report: Any) -> Iterator[str]:
         for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
             for tensor in tensors:
                 holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
-                yield f"  {kind} {tensor['name']}: {tensor['dtype']} {x(tensor['shape'])}{f', {holds}' if holds else ''}"
+                info = as_built(tensor, manifest)
+                yield f"  {kind} {info.name}: {info.dtype} {x(info.shape)}{f', {holds}' if holds else ''}"
         if (preprocessing := embedded_by(manifest)) is not None:
             yield f"  preprocessing embedded: {preprocessing.sentence}"
         for number, profile in enumerate(manifest.profiles):

@@ -26,7 +26,7 @@ from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
 from trtopt.diagnosis.results import BESIDE, Subject, measured
 from trtopt.engine.inspection import inspect
-from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
+from trtopt.engine.manifest import HEAVY, REASONS, Manifest, as_built, embedded_by
 from trtopt.engine.reports import built_for
 from trtopt.evaluation.measures import decibels
 from trtopt.evaluation.outputs import sentence
@@ -300,7 +300,7 @@ def _provenance(subject: Subject) -> dict[str, Any]:
         "seconds to build": manifest.seconds,
         "scratch memory of a context": manifest.scratch,
         "calibration": manifest.calibration,
-        "inputs": {item["name"]: f"{item['dtype']} {x(item['shape'])}" for item in manifest.inputs},
+        "inputs": {item["name"]: f"{as_built(item, manifest).dtype} {x(item['shape'])}" for item in manifest.inputs},
         "preprocessing embedded": None if preprocessing is None else preprocessing.sentence,
         "profiles": [dict(profile) for profile in manifest.profiles],
         **{f"option: {name}": value for name, value in manifest.spec.items()},

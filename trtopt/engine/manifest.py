@@ -46,6 +46,7 @@ from trtopt.core.values import (
     Precision,
     Profile,
     ShapeRange,
+    TensorInfo,
     parse_targets,
 )
 from trtopt.core.words import first_of, grouped
@@ -340,6 +341,19 @@ def _check_values(manifest: Manifest) -> None:
 
 def _ranges(profiles: Sequence[Mapping[str, str]]) -> tuple[Profile, ...]:
     return tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in profiles)
+
+
+def as_built(tensor: Mapping[str, Any], manifest: Manifest) -> TensorInfo:
+    """Return an input or output of a manifest, which has the model's types, in the type that the plan has it in."""
+    info, spec, narrow = (
+        TensorInfo(**tensor),
+        described_spec(manifest.spec),
+        manifest.generation["family"] == "tensorrt8",
+    )
+    dtype = "float32" if info.dtype == "float64" else "int32" if narrow and info.dtype == "int64" else info.dtype
+    if dtype == "float32" and not spec.io_fp32:
+        dtype = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}.get(spec.base, dtype)
+    return replace(info, dtype=dtype, shape=tuple(info.shape))
 
 
 def described_spec(described: Mapping[str, Any]) -> BuildSpec:

@@ -95,7 +95,12 @@ def verdict(layers: Sequence[LayerAgreement]) -> str:
         return "no tensor differs" if worst.own_snr_db == np.inf else "what differs isn't felt behind it"
     rest = sorted(item.felt_snr_db for item in layers if item is not worst)
     sentence = f"{worst.what} loses most by itself: {decibels(worst.felt_snr_db)}"
-    if rest:
+    if rest and rest[0] < worst.felt_snr_db:
+        alike = sum(item <= worst.felt_snr_db + ALIKE for item in rest)
+        sentence = (
+            f"{worst.what} is the first of {alike + 1} that lose most by themselves: {decibels(worst.felt_snr_db)}"
+        )
+    elif rest:
         sentence += f", the next {decibels(rest[0])}" if rest[0] < math.inf else ", the others nothing"
     stands_out = bool(rest) and worst.felt_snr_db < min(rest[0] - APART, HARMLESS)
     if worst.felt_snr_db >= GOOD and not stands_out:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from trtopt.core.errors import UsageError
 from trtopt.core.shapes import DEFAULT_BATCH
-from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, named_size
-from trtopt.engine.manifest import Manifest, described_spec
-
-_NUMPY = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+from trtopt.core.values import Profile, ShapeRange, TensorInfo, named_size
+from trtopt.engine.manifest import Manifest, as_built
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
         inputs, outputs = model.inputs, model.outputs
     else:
         inputs, outputs = (
-            tuple(_as_built(TensorInfo(**item), manifest) for item in items)
-            for items in (manifest.inputs, manifest.outputs)
+            tuple(as_built(item, manifest) for item in items) for items in (manifest.inputs, manifest.outputs)
         )
     fixed = {info.name: ShapeRange(*[info.sizes] * 3) for info in inputs if not info.open_axes}
     ranges = manifest.ranges or ({},)
@@ -65,15 +62,6 @@ def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
     profiles = tuple({**fixed, **item} for item in ranges)
     complete = all(info.name in profile for info in inputs for profile in profiles)
     return Interface(inputs, outputs, profiles if complete else ())
-
-
-def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
-    """A tensor of the model in the type that the plan has it in."""
-    spec, narrow = described_spec(manifest.spec), manifest.generation["family"] == "tensorrt8"
-    dtype = "float32" if info.dtype == "float64" else "int32" if narrow and info.dtype == "int64" else info.dtype
-    if dtype == "float32" and not spec.io_fp32:
-        dtype = _NUMPY.get(spec.base, dtype)
-    return replace(info, dtype=dtype, shape=tuple(info.shape))
 
 
 # Batches -----------------------------------------------------------------------------------------------------------------
