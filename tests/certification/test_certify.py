@@ -354,6 +354,7 @@ def test_a_build_that_is_not_right_says_so(engine: Path, tmp_path: Path, monkeyp
     ]
     shown = CliRunner().invoke(app, [*arguments, "--certify", "--save-onnx", str(tmp_path / "kept.onnx")])
     assert shown.exit_code == 1 and "a.engine isn't right: the model as given: -" in shown.stderr
+    assert "  NOT RIGHT in " in shown.stdout and "the graph of" in shown.stdout
     assert (tmp_path / "a.engine").exists(), "it is written, and what doesn't hold is told"
 
 
