@@ -254,6 +254,12 @@ def test_what_is_no_array_is_refused_by_name(two: Path, given: object) -> None:
         run(two, input=given, backend="onnxruntime")
 
 
+def test_a_name_before_an_npz_is_refused(two: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((1, 3), np.float32))
+    with pytest.raises(UsageError, match=r"an \.npz has the names of its arrays itself: give `data='.*a\.npz'`"):
+        run(two, data=f"x={tmp_path / 'a.npz'}", backend="onnxruntime")
+
+
 # Images -----------------------------------------------------------------------------------------------------------------
 
 

@@ -247,6 +247,8 @@ def _read(item: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[di
     text = os.fspath(item)
     name, equals, path = text.partition("=")
     if equals and not Path(text).exists():
+        if path.endswith(".npz"):
+            raise UsageError(f"`data='{text}'`: an .npz has the names of its arrays itself: give `data='{path}'`")
         return [{name: _loaded(path)}]
     if Path(text).is_dir():
         files = sorted(file for file in Path(text).rglob("*") if file.suffix in (".npz", ".npy") and file.is_file())
