@@ -84,21 +84,26 @@ for count in sorted({{least, size}}):
 
 def bundle(folder: Path, subject: Subject, found: Place, fault: Relation, manifest: Manifest | None) -> str:
     """Write model.onnx, inputs.npz, expected.npz and show.py, and say what they are."""
-    wrong, known = False, {name for node in subject.right.graph.node for name in node.output}
-    known |= {value.name for value in subject.right.graph.input}
-    graph = _with_types(subject.graph)
+    graph, wrong = _with_types(subject.graph), False
+    right = graph if subject.right is subject.graph else _with_types(subject.right)
+    made = {name for node in right.graph.node for name in node.output}
+    known = made | {value.name for value in right.graph.input}
     for part, names in _parts(graph, found):
-        if part is not graph and not known >= {*names, *(value.name for value in part.graph.output)}:
+        outputs = [
+            value.name for value in part.graph.output if value.name in made
+        ]  # a build may have been told to add some
+        if part is not graph and (len(outputs) < len(part.graph.output) or not known >= {*names}):
             continue  # what would be right isn't known
+        exact = with_tensors(load_model(part if right is graph else Extractor(right).extract_model(names, outputs)))
         run = with_tensors(load_model(subject.right), names)
         rows = [{**sample, **run(sample)} for sample in subject.samples]
         inputs = [{name: np.asarray(row[name]) for name in names} for row in rows]
         chosen = [inputs[at % len(inputs)] for at in range(fault.batch)]
         by_rows = all(array.ndim and len(array) == 1 for row in inputs for array in row.values())
-        if by_rows and (wrong := _wrong(part, subject, fault, inputs)):
+        if by_rows and (wrong := _wrong(part, exact, subject, fault, inputs)):
             break
-    results = map(_right(part, subject), chosen)
-    expected = joined([{it.name: row[it.name] for it in part.graph.output if it.name in row} for row in results])
+    results = map(exact, chosen)
+    expected = joined([{name: row[name] for name in outputs} for row in results])
     least = min(subject.candidate.sizes[0], fault.batch)
     types = {item.name: item.dtype for item in load_model(part).inputs}
     made_folder(folder)
@@ -135,8 +140,8 @@ def _of_engine(manifest: Manifest | None) -> dict[str, object]:
     }
 
 
-def _wrong(part: ModelProto, subject: Subject, fault: Relation, rows: Sequence[Arrays]) -> bool:
-    """Tell if a part of the graph is wrong by itself, on rows of its inputs."""
+def _wrong(part: ModelProto, exact: Runner, subject: Subject, fault: Relation, rows: Sequence[Arrays]) -> bool:
+    """Tell if a part of the graph is wrong by itself, on rows of its inputs; `exact` gives what is right."""
     model, batch = load_model(part), fault.batch
     sizes = tuple(sorted({subject.candidate.sizes[0], batch}))
     shapes = {
@@ -147,19 +152,7 @@ def _wrong(part: ModelProto, subject: Subject, fault: Relation, rows: Sequence[A
     outputs = rows_of(info.name for info in model.outputs)
     with subject.opened(part, (), shapes) as run:
         looked = replace(subject.candidate, run=run, sizes=sizes, outputs=outputs, ways={}, of_pixels=False)
-        return bool(failing(fault, looked, _right(part, subject), rows))
-
-
-def _right(part: ModelProto, subject: Subject) -> Runner:
-    """Open the same part of the graph that is right."""
-    if subject.right is not subject.graph:
-        right = _with_types(subject.right)
-        made = {
-            name for node in right.graph.node for name in node.output
-        }  # not the outputs that a build was told to add
-        names = [value.name for value in part.graph.input], [it.name for it in part.graph.output if it.name in made]
-        part = Extractor(right).extract_model(*names)
-    return with_tensors(load_model(part))
+        return bool(failing(fault, looked, exact, rows))
 
 
 def _with_types(proto: ModelProto) -> ModelProto:

@@ -146,8 +146,7 @@ class Certificate:
     def __str__(self) -> str:
         tried = f"{counted(len(self.relations), 'trial')} of {counted(len(self.worst()), 'relation')}"
         tried += f" on {counted(self.samples, 'made-up sample' if self.made_up else 'sample')}, {self.seconds:.1f} s"
-        verdict = ("certified" if self.on_gpu else "all holds") if self.ok else "NOT RIGHT"
-        lines = [f"{self.ran}: {verdict}; {tried}"]
+        lines = [f"{self.ran}: {verdict(self.ok, self.on_gpu)}; {tried}"]
         for item in self.worst().values():
             said = f"{'holds' if item.holds else 'FAILS'}: {item.name}"
             if item.worst_db == np.inf:
@@ -158,6 +157,11 @@ class Certificate:
         if self.place is not None:
             lines.append(f"  {self.place.relation} fails {self.place} ({counted(self.place.builds, 'build')})")
         return "\n".join([*lines, *(f"  not tried: {text}" for text in self.left_out)])
+
+
+def verdict(ok: bool, on_gpu: bool) -> str:
+    """Return a certificate's verdict in words."""
+    return ("certified" if on_gpu else "all holds") if ok else "NOT RIGHT"
 
 
 @taking(CertifyRequest)
@@ -202,6 +206,7 @@ class _Certifying:
         self.model, self.engine = load_model(request.model, lazy=True), engine_file(request.engine)
         if request.save is not None and self.engine is None:
             raise UsageError("`save=` keeps what an engine is: give a plan as the engine")
+        self.on_gpu = self.engine is not None and bool(probe())
         located = request.locate or request.bundle is not None
         if located and callable(request.engine):
             raise UsageError("`locate=True` looks at a graph's tensors, and a function has none")
@@ -234,7 +239,7 @@ class _Certifying:
             ran=ran,
             samples=len(self.samples),
             made_up=request.images is None and request.data is None,
-            on_gpu=self.engine is not None and bool(probe()),
+            on_gpu=self.on_gpu,
             relations=tried,
             left_out=tuple(left_out),
             seconds=round(time.monotonic() - self.started, 1),
@@ -248,8 +253,8 @@ class _Certifying:
 
     def _graph(self) -> Model | None:
         """Return the graph that was kept of an engine that runs here, if it takes what the model takes."""
-        known = self.manifest is not None and self.manifest.embedded is None
-        path = kept_graph(self.engine) if self.engine is not None and known and probe() else None
+        known = self.on_gpu and self.manifest is not None and self.manifest.embedded is None
+        path = kept_graph(self.engine) if self.engine is not None and known else None
         return None if path is None else load_model(path, lazy=True)
 
     def _tried(
@@ -288,12 +293,14 @@ class _Certifying:
     def _located(self, candidate: Candidate, fault: Relation) -> Place | None:
         """Find where the worst failure begins, and write what a report of it needs, if that is asked for."""
         engine, manifest, few, found = self.engine, self.manifest, self.samples[:8], None
-        if manifest is not None and manifest.spec["calibrator"] == "native" and probe():
+        if manifest is not None and manifest.spec["calibrator"] == "native" and self.on_gpu:
             self.reporter.warn("where it fails isn't looked for: the engine's scales stand beside its graph")
             return None
         graph = load_model(self.looked_at)
-        engine_tried = engine is not None and (probe() or (manifest is not None and manifest.embedded is not None))
-        right = graph.proto if engine_tried else self.model.proto  # without a GPU it is the graph that is tried
+        pixels = manifest is not None and manifest.embedded is not None
+        right = (
+            graph.proto if self.on_gpu or pixels else self.model.proto
+        )  # without a GPU it is the graph that is tried
         subject = Subject(graph.proto, right, candidate, self._opened, few)
         with self.reporter.phase("looking for the place"):
             try:
@@ -313,7 +320,7 @@ class _Certifying:
     def _opened(
         self, part: ModelProto, tensors: Sequence[str], shapes: Mapping[str, str] | None
     ) -> contextlib.AbstractContextManager[Runner]:
-        if self.engine is None or not probe():
+        if not self.on_gpu:
             return contextlib.nullcontext(with_tensors(load_model(part), tensors))
         return built_with(self.request, self.manifest, part, tensors, shapes)
 

@@ -186,8 +186,10 @@ def _built(result: Any, values: Options) -> Iterator[str]:
     yield from (f"  {line}" for line in (arithmetic(result.coverage), *reasons) if line)
     yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"
     if (certificate := result.certificate) is not None:
-        verdict = ("certified" if certificate["on_gpu"] else "all holds") if certificate["ok"] else "NOT RIGHT"
-        yield f"  {verdict} in {counted(len(certificate['relations']), 'trial')}: {certificate['ran']}"
+        from trtopt.certification.certificate import verdict
+
+        said = verdict(certificate["ok"], certificate["on_gpu"])
+        yield f"  {said} in {counted(len(certificate['relations']), 'trial')}: {certificate['ran']}"
     if result.onnx and any(values[name] for name in ("int8", "fp8", "int4")):
         level = "GraphOptimizationLevel.ORT_DISABLE_ALL"
         yield f"  graph {result.onnx}; ONNX Runtime by itself gives its numbers with {level}, where it reads the model's opset"

@@ -71,9 +71,8 @@ def engine_lines(report: Any) -> Iterator[str]:
         asked = manifest.spec["precision"] + (" with INT4 weights" if manifest.spec.get("int4") else "")
         yield f"  for {built_for(manifest) or '?'}; asked for {asked}; built in {manifest.seconds:.1f} s"
         for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
-            for tensor in tensors:
-                holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
-                info = as_built(tensor, manifest)
+            for info in as_built(tensors, manifest):
+                holds = (manifest.output_kinds or {}).get(info.name) if kind == "output" else None
                 yield f"  {kind} {info.name}: {info.dtype} {x(info.shape)}{f', {holds}' if holds else ''}"
         if (preprocessing := embedded_by(manifest)) is not None:
             yield f"  preprocessing embedded: {preprocessing.sentence}"

@@ -300,7 +300,7 @@ def _provenance(subject: Subject) -> dict[str, Any]:
         "seconds to build": manifest.seconds,
         "scratch memory of a context": manifest.scratch,
         "calibration": manifest.calibration,
-        "inputs": {item["name"]: f"{as_built(item, manifest).dtype} {x(item['shape'])}" for item in manifest.inputs},
+        "inputs": {item.name: f"{item.dtype} {x(item.shape)}" for item in as_built(manifest.inputs, manifest)},
         "preprocessing embedded": None if preprocessing is None else preprocessing.sentence,
         "profiles": [dict(profile) for profile in manifest.profiles],
         **{f"option: {name}": value for name, value in manifest.spec.items()},

@@ -343,17 +343,15 @@ def _ranges(profiles: Sequence[Mapping[str, str]]) -> tuple[Profile, ...]:
     return tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in profiles)
 
 
-def as_built(tensor: Mapping[str, Any], manifest: Manifest) -> TensorInfo:
-    """Return an input or output of a manifest, which has the model's types, in the type that the plan has it in."""
-    info, spec, narrow = (
-        TensorInfo(**tensor),
-        described_spec(manifest.spec),
-        manifest.generation["family"] == "tensorrt8",
-    )
-    dtype = "float32" if info.dtype == "float64" else "int32" if narrow and info.dtype == "int64" else info.dtype
-    if dtype == "float32" and not spec.io_fp32:
-        dtype = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}.get(spec.base, dtype)
-    return replace(info, dtype=dtype, shape=tuple(info.shape))
+def as_built(tensors: Iterable[Mapping[str, Any]], manifest: Manifest) -> tuple[TensorInfo, ...]:
+    """Return inputs or outputs of a manifest, which has the model's types, in the types that the plan has them in."""
+    spec = described_spec(manifest.spec)
+    types = {"float64": "float32"} | ({"int64": "int32"} if manifest.generation["family"] == "tensorrt8" else {})
+    if not spec.io_fp32:
+        half = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}.get(spec.base, "float32")
+        types |= dict.fromkeys(("float64", "float32"), half)
+    infos = [TensorInfo(**tensor) for tensor in tensors]
+    return tuple(replace(item, dtype=types.get(item.dtype, item.dtype), shape=tuple(item.shape)) for item in infos)
 
 
 def described_spec(described: Mapping[str, Any]) -> BuildSpec:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trtopt.core.documents import plain
 from trtopt.core.values import x
-from trtopt.engine.manifest import HEAVY, Manifest
+from trtopt.engine.manifest import HEAVY, Manifest, as_built
 from trtopt.trt.layers import profile_suffix
 
 CONVERTING = ("QuantizeLinear", "DequantizeLinear", "Cast", "CastLike")
@@ -98,7 +98,7 @@ def facts(report: EngineReport) -> dict[str, Any]:
     entries |= {f"asked: {name}": plain(value) for name, value in spec.items()}
     entries |= {f"multiply-accumulates in {name.upper()}": share for name, share in manifest.coverage.items()}
     for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
-        entries |= {f"{kind} {item['name']}": f"{item['dtype']} {x(item['shape'])}" for item in tensors}
+        entries |= {f"{kind} {item.name}": f"{item.dtype} {x(item.shape)}" for item in as_built(tensors, manifest)}
     for number, profile in enumerate(manifest.profiles):
         entries |= {f"profile {number}: {name}": shape for name, shape in profile.items()}
     calibration = manifest.calibration or {}

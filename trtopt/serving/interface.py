@@ -44,9 +44,7 @@ def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
         model = load_model(engine.parent / str(manifest.graph_file), lazy=True)
         inputs, outputs = model.inputs, model.outputs
     else:
-        inputs, outputs = (
-            tuple(as_built(item, manifest) for item in items) for items in (manifest.inputs, manifest.outputs)
-        )
+        inputs, outputs = (as_built(items, manifest) for items in (manifest.inputs, manifest.outputs))
     fixed = {info.name: ShapeRange(*[info.sizes] * 3) for info in inputs if not info.open_axes}
     ranges = manifest.ranges or ({},)
     for info in inputs:
