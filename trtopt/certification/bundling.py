@@ -1,5 +1,5 @@
-"""What a report of a wrong engine needs: the smallest part of its graph that is still wrong, inputs for it, what they should
-give, and a script that shows it with TensorRT alone."""
+"""The files that a report of a wrong engine needs: the smallest part of its graph that is still wrong, inputs for it, what
+they should give, and a script that shows it with TensorRT alone."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def certify(request: CertifyRequest) -> Certificate:
 
 
 class _Certifying:
-    """What a request names: an engine, graph or function, the model as given, and samples."""
+    """The engine, graph or function that a request names, the model as given, and samples."""
 
     def __init__(self, request: CertifyRequest) -> None:
         self.started, self.request, self.reporter = time.monotonic(), request, request.reporter

@@ -1,4 +1,5 @@
-"""What is certified, opened: an engine on a GPU and the other ways to its results, its graph, an ONNX model or a function."""
+"""The opening of what is certified: an engine on a GPU and the other ways to its results, its graph, an ONNX model or a
+function."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def layers_of(graph: ModelProto) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked into.
+    """A graph that is looked into, and the one that is right.
 
     Attributes:
         graph: the candidate's, which its tensors are of; right: the graph that computes them right.

@@ -48,7 +48,7 @@ class _Verdict:
 
 @dataclass(frozen=True)
 class Certified:
-    """What `certify` has kept of an engine.
+    """An engine as `certify` has kept it.
 
     Attributes:
         manifest: the engine's; certificate: what was found.
@@ -87,7 +87,7 @@ class Certified:
 
 @dataclass(frozen=True)
 class Change(Plain):
-    """What is other in an engine than in the first one.
+    """A difference of an engine from the first one.
 
     Attributes:
         engine: its file's name.
