@@ -86,8 +86,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def in_processes(tasks: list[tuple[str, str]], given: argparse.Namespace, gpus: int) -> None:
+def in_processes(tasks: list[tuple[str, str]], given: argparse.Namespace) -> None:
     """Make the rows of (name, precision) pairs, each in a process."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(probe().devices))))).split(",")
     places: queue.Queue[int] = queue.Queue()
     for place in range(given.jobs):
         places.put(place)
@@ -99,7 +100,7 @@ def in_processes(tasks: list[tuple[str, str]], given: argparse.Namespace, gpus: 
         place = places.get()
         own = {cores[(2 * place + at) % len(cores)] for at in range(2)}
         cache = {"TRTOPT_CACHE": str(given.folder / f"cache.{name}.{precision}")}
-        gpu = {"CUDA_VISIBLE_DEVICES": str(place % gpus)} if gpus else {}
+        gpu = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]}
         line = [sys.executable, __file__, str(given.folder), name, "--precisions", precision]
         try:
             subprocess.run(
@@ -132,9 +133,7 @@ def main() -> None:
     rows, end = list[dict[str, Any]](), time.monotonic() + given.seconds
     if given.jobs > 1:
         by_size = sorted(names, key=lambda name: (given.folder / f"{name}.onnx").stat().st_size)
-        in_processes(
-            [(name, kind) for name in by_size for kind in given.precisions.split(",")], given, len(probe().devices)
-        )
+        in_processes([(name, kind) for name in by_size for kind in given.precisions.split(",")], given)
         end = 0.0
     for name in names:
         for precision in given.precisions.split(","):
