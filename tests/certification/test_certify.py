@@ -420,7 +420,32 @@ def test_what_an_arithmetic_adds_depends_on_what_stands_in_the_graph(engine: Pat
     assert certificates._noise_of(plain, None).unknown == 80
     assert certificates._noise_of(plain, graph).unknown == 6, "the model's own Q/DQ"
     half = certificates.replace(manifest, spec={**manifest.spec, "precision": "fp16", "remainder": "fp16"})
-    assert certificates._noise_of(half, net()).apart == np.inf, "TensorRT 8.6 chooses the types"
+    typed = certificates._with_types(load_model(net()), half)
+    assert certificates._noise_of(half, typed.proto).apart == 25
+    assert certificates._with_types(typed, half) is typed
+    quantized = load_model(graph)
+    assert certificates._with_types(quantized, half) is quantized, "what its layers write isn't known"
+
+
+def test_a_graph_whose_types_tensorrt_chose_tells_what_fp16_does_to_it(
+    engine: Path, manifest: Manifest, as_on_a_gpu: Any
+) -> None:
+    """8.6 is given FP32 and a flag; the sine of a large number is lost in FP16, but not where that node is kept in FP32."""
+    text = "(float[n, 8] x) => (float[n, 8] y) { [s] s = Mul (x, a) [w] y = Sin (s) }"
+    proto = written(text, a=np.float32(600))
+    graph, spec = load_model(proto), {**manifest.spec, "precision": "fp16", "remainder": "fp16"}
+    limits = []
+    for nodes in ((), ("s", "w")):
+        kept = [{"node": name, "op": "Mul", "precision": "fp32", "reason": "samples say so"} for name in nodes]
+        own = certificates._with_types(graph, certificates.replace(manifest, spec=spec, kept=kept))
+        samples = [{"x": values(1, 8, seed=seed)} for seed in range(4)]
+        wanted = [OnnxRunner(proto, optimize=False)(sample) for sample in samples]
+        candidate = Candidate(OnnxRunner(own, optimize=False), (1,), graph.outputs)
+        request = certificates.CertifyRequest(graph, None)
+        given = certificates.Samples(samples, [""] * 4, wanted)
+        noise = certificates._noise_of(certificates.replace(manifest, spec=spec), own.proto)
+        limits.append(certificates._least(request, candidate, own, given, noise)["y"].min())
+    assert limits == [6, 35]
 
 
 def test_what_last_bits_come_to_and_what_the_graph_itself_loses_is_asked_of_no_engine() -> None:

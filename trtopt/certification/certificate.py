@@ -48,7 +48,9 @@ from trtopt.evaluation.verify import engine_file, graph_of, layers_beside
 from trtopt.graph.half import has_half
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.passes.typed import to_typed
 from trtopt.graph.synthetic import synthetic_inputs
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 from trtopt.trt import select
@@ -93,9 +95,20 @@ def _noise_of(manifest: Manifest | None, graph: ModelProto | None) -> _Noise:
     if spec.precision is Precision.FP32 and spec.tf32 and probe():
         return _TF32
     noise = _NOISE[Precision.INT4 if spec.int4 else spec.precision]
-    # Types that TensorRT 8.6 chooses aren't in its graph.
-    unseen = spec.base is not Precision.FP32 and graph is not None and not has_half(graph)
+    # Where its layers in INT8 write FP16 is what TensorRT 8.6 chooses, and not in its graph.
+    short = spec.precision.quantized and spec.base is not Precision.FP32
+    unseen = short and graph is not None and not has_half(graph)
     return noise._replace(apart=np.inf) if unseen else noise
+
+
+def _with_types(graph: Model, manifest: Manifest) -> Model:
+    """Write the FP16 that TensorRT 8.6 chose into the graph that it was given, as later ones are given it."""
+    spec, proto = described_spec(manifest.spec), graph.proto
+    if spec.base is not Precision.FP16 or spec.precision.quantized or is_quantized(proto) or has_half(proto):
+        return graph
+    kept = {str(item["node"]): str(item["reason"]) for item in manifest.kept}
+    typed = to_typed(to_ir(proto), spec.base, overrides=spec.overrides, measured=kept)
+    return load_model(to_proto(typed.model))
 
 
 @dataclass(frozen=True)
@@ -253,9 +266,10 @@ class _Certifying:
 
     def _graph(self) -> Model | None:
         """Return the graph that was kept of an engine that runs here, if it takes what the model takes."""
-        known = self.on_gpu and self.manifest is not None and self.manifest.embedded is None
+        manifest = self.manifest
+        known = self.on_gpu and manifest is not None and manifest.embedded is None
         path = kept_graph(self.engine) if self.engine is not None and known else None
-        return None if path is None else load_model(path, lazy=True)
+        return None if path is None or manifest is None else _with_types(load_model(path, lazy=True), manifest)
 
     def _tried(
         self, candidate: Candidate, given: Samples, least: Mapping[str, NDArray[np.float64]], left_out: list[str]
@@ -400,7 +414,7 @@ def _least(
     engine's graph, where it was kept, reaches in ONNX Runtime: what its roundings do to this network. Its inputs are off by a
     last bit, since that is what another order of sums comes to: some networks make much of it."""
     names = [info.name for info in candidate.outputs]
-    if request.min_snr is not None or graph is None or noise.apart == np.inf:
+    if request.min_snr is not None or graph is None:
         least = noise.unknown if request.min_snr is None else request.min_snr
         return dict.fromkeys(names, np.full(len(given.arrays), least))
     run = batched(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
