@@ -74,6 +74,16 @@ def test_defaults_and_missing_inputs_are_written_out() -> None:
     assert _ops(made)["DequantizeLinear"] == {"axis": 1}
 
 
+@pytest.mark.parametrize("form", ["Conv", "ConvTranspose"])
+def test_a_kernel_that_is_not_constant_has_its_size_written_out(form: str) -> None:
+    text = "(float[n,3,8,8] x) => (float[] y) {{ {} [last] y = {} (x, v) }}"
+    codes = {"c": np.arange(3 * 3 * 2 * 3, dtype=np.int8).reshape(3, 3, 2, 3), "s": np.float32(0.1), "z": np.int8(0)}
+    made = _agree(written(text.format("v = DequantizeLinear (c, s, z)", form), **codes), x=IMAGES)
+    assert _ops(made)[form] == {"kernel_shape": [2, 3]}
+    constant = written(text.format("", form), v=values(3, 3, 2, 3))
+    assert readable_model(constant, 17) == constant
+
+
 def test_boxes_without_a_threshold_all_count() -> None:
     proto = written(
         "(float[1,3,4] boxes, float[1,1,3] scores) => (int64[] y) { y = NonMaxSuppression (boxes, scores) }"

@@ -143,6 +143,13 @@ def _suppress(node: ir.Node, editor: Editor) -> None:
         set_input(node, 4, editor.constant(f"{node.outputs[0].name}_all", lowest, np.float32))
 
 
+def _convolve(node: ir.Node, editor: Editor) -> None:
+    """A weight that isn't constant, as behind a DequantizeLinear, doesn't tell the kernel's size."""
+    weight, shape = node.inputs[1], sizes(node.inputs[1])
+    if weight is not None and not weight.is_initializer() and shape and None not in shape[2:]:
+        _fill(node, kernel_shape=shape[2:])
+
+
 def _normalize(node: ir.Node, editor: Editor) -> None:
     """It has no LayerNormalization without a bias."""
     if operand(node, 2) is None and (scale := constant(node.inputs[1])) is not None:
@@ -201,6 +208,8 @@ _REFUSED: Mapping[str, tuple[Callable[[ir.Node], Any], str]] = {
     ),
 }
 _RULES: Mapping[str, Callable[[ir.Node, Editor], None]] = {
+    "Conv": _convolve,
+    "ConvTranspose": _convolve,
     "DequantizeLinear": _quantize,
     "Gather": _gather,
     "LayerNormalization": _normalize,
