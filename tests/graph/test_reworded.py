@@ -128,6 +128,7 @@ def test_scales_along_an_axis_are_factors_of_codes_of_scale_1(axis: int, opset: 
             "[a] g = Elu (r) [code] q = QuantizeLinear (g, s, z) [o] o = DequantizeLinear (q, s, z) [p] y = Add (o, g)",
             ["a"],
         ),
+        ("[a] g = Erf (r) [code] q = QuantizeLinear (g, s, z) [o] y = DequantizeLinear (q, s, z)", ["a"]),
         # What TensorRT computes right stays as it is.
         ("[a] g = Sigmoid (r) [m] y = Mul (r, g)", []),
         ("[a] y = Relu (r)", []),
@@ -152,6 +153,21 @@ def test_what_follows_a_quantized_convolution_is_in_fp32(text: str, wide: list[s
     assert all(types[named[name].output[0]] == TensorProto.FLOAT for name in wide)
     found = OnnxRunner(made, optimize=False)(X)["y"]
     assert np.allclose(found, wanted, atol=2e-3, rtol=2e-3) and (wide or np.array_equal(found, wanted))
+
+
+@pytest.mark.parametrize(
+    ("text", "wide"),
+    [("[a] g = Elu (r)", ["a"]), ("[a] h = HardSigmoid (r) [m] g = Mul (h, r)", ["a"]), ("[a] g = Relu (r)", [])],
+)
+def test_by_the_models_own_codes_what_is_only_quantized_again_is_in_fp32_too(text: str, wide: list[str]) -> None:
+    net = _net(
+        f"[v] v = DequantizeLinear (w, s, z) [r] r = Conv (d, v) {text} "
+        "[code] q = QuantizeLinear (g, s, z) [o] y = DequantizeLinear (q, s, z)",
+        w=np.ones((4, 8, 3, 3), np.int8),
+    )
+    model = to_ir_at(net, 19)
+    to_typed(model, Precision.FP16)
+    assert list(unfuse(model, "channels are mixed up", whole=True).changes) == wide
 
 
 def test_behind_a_convolution_in_fp8_nothing_is_widened() -> None:

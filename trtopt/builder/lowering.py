@@ -118,7 +118,7 @@ def lower(
         if not spec.precision.quantized:
             asked = {name: spec.base for name in heavy if name in passes[-1].changes} | overrides
         if can.mixes_channels:
-            passes.append(unfuse(model, can.mixes_channels))
+            passes.append(unfuse(model, can.mixes_channels, whole=table is None))
     else:
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)
         passes.append(PassResult(model, kept=in_fp32))

@@ -17,7 +17,7 @@ def package_version(name: str) -> str | None:
 
 __version__ = package_version("trtopt") or "0+unknown"  # run from a source tree that isn't installed
 # The maker that kept engines are known by. Raise the number where TensorRT gets other graphs: those of before may be wrong.
-MAKER = f"{__version__}, graphs 2"
+MAKER = f"{__version__}, graphs 3"
 
 
 def to_install(*extras: str) -> str:

@@ -41,18 +41,19 @@ def reword(model: ir.Model, *, everywhere: bool = False) -> PassResult:
     return PassResult(model, changes)
 
 
-def unfuse(model: ir.Model, reason: str) -> PassResult:
+def unfuse(model: ir.Model, reason: str, *, whole: bool = False) -> PassResult:
     """Compute in FP32 what TensorRT would make a part of a quantized convolution that writes FP16 or BF16.
 
     Args:
         reason: why they are kept in FP32.
+        whole: also what is only read quantized again, but for products: 10.6 doesn't build it by the model's own Q/DQ.
     """
     editor, kept, behind = Editor(model), list[Kept](), set[ir.Value]()
     for node in list(model.graph):
         read = [value for value in node.inputs if value is not None]
         if _in_int8(node) or (node.op_type in MOVING and read and read[0] in behind):
             behind.update(node.outputs)
-        elif node.op_type in _FUSED and not behind.isdisjoint(read) and _gives_short_floats(node) and not _swish(node):
+        elif node.op_type in _FUSED and not behind.isdisjoint(read) and _short(node, whole) and not _swish(node):
             kept.append(Kept(str(node.name), node.op_type, Precision.FP32, reason))
             _widen(node, editor)
     return PassResult(model, [item.node for item in kept], tuple(kept))
@@ -67,10 +68,12 @@ def _in_int8(node: ir.Node) -> bool:
     return zero is None or zero.dtype.kind in "iu"
 
 
-def _gives_short_floats(node: ir.Node) -> bool:
+def _short(node: ir.Node, whole: bool) -> bool:
+    """Tell if it gives FP16 or BF16 that is read as such, or by whomever: `whole`, and Erf, whose codes are wrong, too."""
     result = node.outputs[0]
-    short = is_float(result) and result.dtype is not ir.DataType.FLOAT
-    return short and (result.is_graph_output() or any(use.op_type != "QuantizeLinear" for use in result.consumers()))
+    floats = result.is_graph_output() or any(use.op_type != "QuantizeLinear" for use in result.consumers())
+    any_reader = node.op_type == "Erf" or (whole and node.op_type != "Mul")
+    return is_float(result) and result.dtype is not ir.DataType.FLOAT and (floats or any_reader)
 
 
 def _swish(node: ir.Node) -> bool:
