@@ -230,7 +230,8 @@ def test_a_mask_harms_where_two_are_added_or_anything_but_a_softmax_is_made_of_i
     proto = model(_MASKED[case], weights={name: item for name, item in weights.items() if name in used})
     harmless = case in ("added", "chosen", "chosen, turned, added")
     assert ("fp16-mask-constant" not in codes(proto)) is harmless
-    assert (fp16_hazards(proto) == ()) is harmless
+    assert (fp16_hazards(proto, typed=False) == ()) is harmless
+    assert fp16_hazards(proto, typed=True) == (), "it is -16384 there"
     less = model(_MASKED["multiplied"], weights={"m": np.float32([-1e6, 0] * 4)})  # which a build keeps in FP32
     assert "fp16-mask-constant" not in codes(less) and typing(less, Precision.FP16).kept
 
@@ -239,7 +240,7 @@ def test_a_mask_harms_where_two_are_added_or_anything_but_a_softmax_is_made_of_i
 def test_weights_that_fp16_loses_are_told(scale: float, told: bool) -> None:
     net = written("(float[n, 8] x) => (float[n, 8] y) { [fc] y = MatMul (x, w) }", w=values(8, 8) * np.float32(scale))
     assert ("fp16-faint-weights" in codes(net)) is told
-    assert [item.node for item in fp16_hazards(net)] == ["fc"] * told
+    assert [item.node for item in fp16_hazards(net, typed=True)] == ["fc"] * told
 
 
 @pytest.mark.parametrize(("most", "kept"), [(3.0, set()), (12.0, {"e"})])

@@ -108,7 +108,7 @@ def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list
     if spec.base is not Precision.FP16:
         return []
     in_fp32 = {item.node for item in lowered.kept if item.precision is Precision.FP32}
-    findings = [item for item in fp16_hazards(folded) if item.node not in in_fp32]
+    findings = [item for item in fp16_hazards(folded, typed=lowered.typed) if item.node not in in_fp32]
     if not findings:
         return []
     first, others = findings[0], f" ({len(findings)} such nodes)" if len(findings) > 1 else ""

@@ -22,6 +22,7 @@ from trtopt.core.values import Issue, Profile, TensorInfo, x
 from trtopt.core.words import first_of, grouped
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.op_types import CONTROL_FLOW, MOVING, WEIGHTED
+from trtopt.graph.passes.casts import MASKING
 from trtopt.graph.passes.typed import MASK, SENTINEL
 from trtopt.graph.proto import STANDARD, Links, all_graphs, opset_version, tensor_info, to_array
 from trtopt.graph.traced_batch import TracedBatch
@@ -137,10 +138,11 @@ def _damaged(graph: _Graph) -> Iterator[Finding]:
                 yield Finding(level, "non-finite-weight", node, op, text, hint)
 
 
-def _masks(graph: _Graph, readers: int | None = 1) -> Iterator[Finding]:
+def _masks(graph: _Graph, readers: int | None = 1, *, typed: bool = False) -> Iterator[Finding]:
     """Return finite constants that stand for infinity, as masks do, for each of their first readers.
 
-    A build in FP16 holds these at its end, and keeps what reads other large constants in FP32.
+    A build in FP16 holds these at its end, and keeps what reads other large constants in FP32. `typed`: without those that are
+    only added or chosen, of which graphs with types hold so little that sums of three are finite (`passes.casts`).
     """
     masks = {}
     for tensor, values in graph.tensors(TensorProto.FLOAT):
@@ -149,11 +151,12 @@ def _masks(graph: _Graph, readers: int | None = 1) -> Iterator[Finding]:
             masks[tensor.name] = far
     harmless = _masking_once(graph, [name for name, far in masks.items() if far.max() < 0])
     for name, far in masks.items():
-        for node, op in graph.read_by(name)[:readers] if name not in harmless else ():
+        added = {op for _, op in graph.read_by(name)} <= MASKING
+        for node, op in graph.read_by(name)[:readers] if name not in harmless and not (typed and added) else ():
             if op not in ("Clip", "Min", "Max"):  # a bound that is infinite still bounds nothing
                 text = f"{name} holds a mask of {far.flat[int(np.abs(far).argmax())]:.4g}, beyond FP16's ±65504: "
-                text += "sums with it are infinite, and infinity − infinity is NaN"
-                hint = f"`precision_override=['{node}=fp32']`, or use -65504 as the mask"
+                text += f"sums with it are infinite{' in TensorRT 8.6' * added}, and infinity − infinity is NaN"
+                hint = f"`precision_override=['{node}=fp32']`, or use -16384 as the mask"
                 yield Finding("warning", "fp16-mask-constant", node, op, text, hint)
 
 
@@ -178,10 +181,10 @@ def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
     return set(masks) - harmful.union(*(reached.get(name, ()) for name in given))
 
 
-def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
-    """The constants of a folded model that FP16 doesn't hold, for each node that reads one."""
+def fp16_hazards(proto: ModelProto, *, typed: bool) -> tuple[Finding, ...]:
+    """The constants of a folded model that FP16 doesn't hold, for each node that reads one; `typed`: its build is."""
     graph = _Graph(proto)
-    return (*_masks(graph, None), *_faint(graph))
+    return (*_masks(graph, None, typed=typed), *_faint(graph))
 
 
 def _faint(graph: _Graph) -> Iterator[Finding]:

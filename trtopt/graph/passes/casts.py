@@ -17,7 +17,7 @@ IR_TYPES = {
     Precision.FP16: ir.DataType.FLOAT16,
     Precision.BF16: ir.DataType.BFLOAT16,
 }
-_MASKING, _MASKED = {"Add", "Mul", "Sub", "Where"}, 2.0**14  # who reads a mask's sentinel, and what it is in FP16
+MASKING, _MASKED = {"Add", "Mul", "Sub", "Where"}, 2.0**14  # who reads a mask's sentinel, and what it is in FP16
 # Float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says.
 PINNED_SLOTS = {"Resize": (1, 2), "Upsample": (1,), "NonMaxSuppression": (0, 1, 2, 3, 4), "Multinomial": (0,)}
 
@@ -162,7 +162,7 @@ class Typing(Editor):
 def _limit(value: ir.Value, dtype: ir.DataType) -> float:
     """Return what stands for numbers beyond a type: its largest; of masks, which are added to scores and to each other, so
     little that the sum of three stays within FP16: a row that is masked throughout would be NaN. e to the power of it is 0."""
-    masks = {node.op_type for node in value.consumers()} <= _MASKING and dtype is ir.DataType.FLOAT16
+    masks = {node.op_type for node in value.consumers()} <= MASKING and dtype is ir.DataType.FLOAT16
     return _MASKED if masks else float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]
 
 
