@@ -420,11 +420,11 @@ def test_what_an_arithmetic_adds_depends_on_what_stands_in_the_graph(engine: Pat
     assert certificates._noise_of(plain, None).unknown == 80
     assert certificates._noise_of(plain, graph).unknown == 6, "the model's own Q/DQ"
     half = certificates.replace(manifest, spec={**manifest.spec, "precision": "fp16", "remainder": "fp16"})
-    typed = certificates._with_types(load_model(net()), half)
+    typed = certificates._with_chosen_types(load_model(net()), half)
     assert certificates._noise_of(half, typed.proto).apart == 25
-    assert certificates._with_types(typed, half) is typed
+    assert certificates._with_chosen_types(typed, half) is typed
     quantized = load_model(graph)
-    assert certificates._with_types(quantized, half) is quantized, "what its layers write isn't known"
+    assert certificates._with_chosen_types(quantized, half) is quantized, "what its layers write isn't known"
 
 
 def test_a_graph_whose_types_tensorrt_chose_tells_what_fp16_does_to_it(
@@ -437,7 +437,7 @@ def test_a_graph_whose_types_tensorrt_chose_tells_what_fp16_does_to_it(
     limits = []
     for nodes in ((), ("s", "w")):
         kept = [{"node": name, "op": "Mul", "precision": "fp32", "reason": "samples say so"} for name in nodes]
-        own = certificates._with_types(graph, certificates.replace(manifest, spec=spec, kept=kept))
+        own = certificates._with_chosen_types(graph, certificates.replace(manifest, spec=spec, kept=kept))
         samples = [{"x": values(1, 8, seed=seed)} for seed in range(4)]
         wanted = [OnnxRunner(proto, optimize=False)(sample) for sample in samples]
         candidate = Candidate(OnnxRunner(own, optimize=False), (1,), graph.outputs)

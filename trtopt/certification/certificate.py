@@ -101,7 +101,7 @@ def _noise_of(manifest: Manifest | None, graph: ModelProto | None) -> _Noise:
     return noise._replace(apart=np.inf) if unseen else noise
 
 
-def _with_types(graph: Model, manifest: Manifest) -> Model:
+def _with_chosen_types(graph: Model, manifest: Manifest) -> Model:
     """Write the FP16 that TensorRT 8.6 chose into the graph that it was given, as later ones are given it."""
     spec, proto = described_spec(manifest.spec), graph.proto
     if spec.base is not Precision.FP16 or spec.precision.quantized or is_quantized(proto) or has_half(proto):
@@ -267,9 +267,10 @@ class _Certifying:
     def _graph(self) -> Model | None:
         """Return the graph that was kept of an engine that runs here, if it takes what the model takes."""
         manifest = self.manifest
-        known = self.on_gpu and manifest is not None and manifest.embedded is None
-        path = kept_graph(self.engine) if self.engine is not None and known else None
-        return None if path is None or manifest is None else _with_types(load_model(path, lazy=True), manifest)
+        if not self.on_gpu or self.engine is None or manifest is None or manifest.embedded is not None:
+            return None
+        path = kept_graph(self.engine)
+        return None if path is None else _with_chosen_types(load_model(path, lazy=True), manifest)
 
     def _tried(
         self, candidate: Candidate, given: Samples, least: Mapping[str, NDArray[np.float64]], left_out: list[str]
@@ -312,9 +313,8 @@ class _Certifying:
             return None
         graph = load_model(self.looked_at)
         pixels = manifest is not None and manifest.embedded is not None
-        right = (
-            graph.proto if self.on_gpu or pixels else self.model.proto
-        )  # without a GPU it is the graph that is tried
+        # Without a GPU it is the graph that is tried.
+        right = graph.proto if self.on_gpu or pixels else self.model.proto
         subject = Subject(graph.proto, right, candidate, self._opened, few)
         with self.reporter.phase("looking for the place"):
             try:

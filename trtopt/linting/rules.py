@@ -151,8 +151,11 @@ def _masks(graph: _Graph, readers: int | None = 1, *, typed: bool = False) -> It
             masks[tensor.name] = far
     harmless = _masking_once(graph, [name for name, far in masks.items() if far.max() < 0])
     for name, far in masks.items():
-        added = {op for _, op in graph.read_by(name)} <= MASKING
-        for node, op in graph.read_by(name)[:readers] if name not in harmless and not (typed and added) else ():
+        found = graph.read_by(name)
+        added = {op for _, op in found} <= MASKING
+        if name in harmless or (typed and added):
+            continue
+        for node, op in found[:readers]:
             if op not in ("Clip", "Min", "Max"):  # a bound that is infinite still bounds nothing
                 text = f"{name} holds a mask of {far.flat[int(np.abs(far).argmax())]:.4g}, beyond FP16's ±65504: "
                 text += f"sums with it are infinite{' in TensorRT 8.6' * added}, and infinity − infinity is NaN"
